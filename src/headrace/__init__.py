@@ -1,0 +1,26 @@
+"""headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
+
+from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, WorkerDied
+from headrace.executors import Executor, InlineExecutor, ProcessExecutor
+from headrace.loader import DataLoader
+from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
+from headrace.types import World
+
+__all__ = [
+    "Balanced",
+    "DataLoader",
+    "DeliveryTimeout",
+    "Executor",
+    "HeadraceError",
+    "InlineExecutor",
+    "MissingExtra",
+    "Order",
+    "Plan",
+    "ProcessExecutor",
+    "Sequential",
+    "Shuffled",
+    "Subset",
+    "Weighted",
+    "WorkerDied",
+    "World",
+]

@@ -1,0 +1,94 @@
+"""Hugging Face Accelerate's bookkeeping, kept by a loader that Accelerate hands back as it is.
+
+Accelerate asks each loader whether it is prepared already (`_is_accelerate_prepared`). One that splits the
+data itself says yes, and then owes what Accelerate's own wrapper would do: announce itself while it is
+iterated, mark the last batch, say how many samples of that are no pads, and put batches on the device.
+"""
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.delivery.reader import Observer
+
+
+class AccelerateLink(Observer):
+    """Ties one pass of a loader to the Accelerate state of this process.
+
+    Args:
+        loader: Gets the attributes `end_of_dataloader` and `remainder`, which Accelerate reads.
+        steps: Batches of the pass; -1 where nobody knows.
+        remainder: Samples of the last global batch that are no pads; 0 for all, -1 for unknown.
+    """
+
+    def __init__(self, loader: Any, steps: int, remainder: int) -> None:
+        accelerate = sys.modules["accelerate"]
+        self._gradient_state: Any = accelerate.state.GradientState()
+        self._device = accelerate.PartialState().device
+        self._send = accelerate.utils.send_to_device
+        self._loader = weakref.ref(loader)  # the loader may hold the reader that holds this
+        self._steps, self._remainder = steps, remainder
+        self._announced = False
+
+    def delivering(self, count: int) -> None:
+        """Announce the loader at its first batch, and mark its last."""
+        loader = self._loader()
+        if loader is not None and not self._announced:
+            self._announced = True
+            loader.end_of_dataloader, loader.remainder = False, self._remainder
+            self._gradient_state._add_dataloader(loader)
+        if count == self._steps:
+            self.last()
+
+    def last(self) -> None:
+        """Mark the batch about to be delivered as the last."""
+        loader = self._loader()
+        if loader is not None:
+            loader.end_of_dataloader = True
+
+    def ended(self, finished: bool) -> None:
+        """Withdraw the loader; Accelerate forgets by itself one that is gone."""
+        loader = self._loader()
+        if loader is not None and self._announced:
+            self._announced = False
+            self._gradient_state._remove_dataloader(loader)
+
+    def to_device(self, batch: Any) -> Any:
+        """Put a batch on Accelerate's device."""
+        return self._send(batch, self._device)
+
+
+class OneAhead(Iterator[Any]):
+    """Holds one batch back, to know the last of a stream whose length nobody knows.
+
+    It tells the link itself, since the reader is at its end a batch before the user is.
+    """
+
+    def __init__(self, reader: Iterator[Any], link: AccelerateLink) -> None:
+        self._reader, self._link = reader, link
+        self._held: list[Any] = []
+
+    def __next__(self) -> Any:
+        last = False
+        while len(self._held) < 2 and not last:
+            try:
+                self._held.append(next(self._reader))
+            except StopIteration:
+                last = True
+        if not self._held:
+            self._link.ended(finished=True)
+            raise StopIteration
+        self._link.delivering(1)
+        if last:
+            self._link.last()
+        return self._held.pop(0)
+
+    def __del__(self) -> None:
+        self._link.ended(finished=False)
+
+
+def in_use() -> bool:
+    """Tell whether this process has an Accelerate state; without one nobody keeps its books."""
+    accelerate = sys.modules.get("accelerate")
+    return accelerate is not None and accelerate.state.PartialState._shared_state != {}

@@ -1,0 +1,40 @@
+"""Page-locked memory for the current accelerator, under torch's rules and warnings."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+
+def pinning(wanted: bool, device: str) -> Callable[[Any], Any] | None:
+    """Return what pins a batch, or None where `pin_memory` was not asked for or is not to be had.
+
+    Args:
+        wanted: The loader's `pin_memory`.
+        device: The loader's `pin_memory_device`, which torch has deprecated and ignores.
+    """
+    if not wanted:
+        return None
+    if device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{device}'.",
+            stacklevel=4,
+        )
+    if not torch.accelerator.is_available():
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=4,
+        )
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
+            stacklevel=4,
+        )
+        return None
+    return cast("Callable[[Any], Any]", pin_memory)

@@ -1,0 +1,211 @@
+"""Readers: the iterators a loader hands out. A bounded window of futures; taking from its left is the ordering."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from headrace.errors import DeliveryTimeout
+from headrace.executors.base import Future, Pool
+from headrace.types import Task
+from headrace.work import STREAM_END
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How batches reach the user.
+
+    Attributes:
+        ahead: Tasks handed out before the first batch is asked for, and kept outstanding: prefetch × workers;
+            0 for inline work.
+        in_order: Whether batches come in the order of their tasks, or as they are done.
+        in_turn: Whether tasks go round the workers strictly, as torch deals them, or to the least loaded.
+        timeout_s: How long a batch may take, in seconds; 0 for ever.
+        transforms: What turns a worker's batch into the user's, applied in this order.
+    """
+
+    ahead: int = 0
+    in_order: bool = True
+    in_turn: bool = False
+    timeout_s: float = 0
+    transforms: tuple[Callable[[Any], Any], ...] = ()
+
+
+class Observer:
+    """What a reader tells about its progress; the methods do nothing unless overridden."""
+
+    def delivering(self, count: int) -> None:
+        """The pass's `count`-th batch, from 1, or the error in its place, is about to be handed over."""
+
+    def ended(self, finished: bool) -> None:
+        """The pass is over: everything was delivered, or the reader was dropped before."""
+
+
+class Reader(Iterator[Any]):
+    """One pass over an epoch.
+
+    Args:
+        pool: Running workers; the reader's reference keeps them alive.
+        tasks: What to ask for, in order.
+        delivery: How the batches reach the user.
+        length: What `len()` of the reader is.
+        keep_pool: Whether the pool outlives the pass.
+        observers: Told of the progress.
+        revise: Asked once, before the first batch: other tasks to do instead, or None.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        tasks: Iterator[Task],
+        delivery: Delivery,
+        length: Callable[[], int],
+        *,
+        keep_pool: bool = False,
+        observers: Sequence[Observer] = (),
+        revise: Callable[[], Iterator[Task] | None] | None = None,
+    ) -> None:
+        self._pool: Pool | None = pool
+        self._delivery = delivery
+        self._length = length
+        self._keep_pool = keep_pool
+        self._revise = revise
+        self._observers: Sequence[Observer] = ()
+        self.restart(tasks, observers)
+
+    def restart(self, tasks: Iterator[Task], observers: Sequence[Observer]) -> None:
+        """Begin a pass with the same workers; what they still owe of the pass before is thrown away."""
+        self._end(finished=False)
+        self._observers = observers
+        self._delivered = 0
+        self._prefetch(tasks)
+
+    def _prefetch(self, tasks: Iterator[Task]) -> None:
+        assert self._pool is not None
+        self._tasks = tasks
+        self._window: deque[Future] = deque()
+        self._streams = set(range(self._pool.workers))  # the workers that have something left to give
+        self._turn = 0
+        for _ in range(self._delivery.ahead):
+            self._submit_next()
+
+    def __next__(self) -> Any:
+        if torch._C._autograd._profiler_enabled():
+            with torch.autograd.profiler.record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
+                return self._next()
+        return self._next()
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def _next(self) -> Any:
+        if self._revise is not None:
+            tasks = self._revise()
+            self._revise = None
+            if tasks is not None:
+                self._prefetch(tasks)
+        while self._pool is not None:
+            if not self._window and not self._delivery.ahead:
+                self._submit_next()
+            if not self._window:
+                break
+            future = self._take()
+            try:
+                outcome = future.result()
+            except Exception:
+                self._hand_over()
+                raise
+            if outcome is not STREAM_END:
+                self._hand_over()
+                for transform in self._delivery.transforms:
+                    outcome = transform(outcome)
+                return outcome
+            if future.worker in self._streams:
+                self._streams.remove(future.worker)
+                if self._delivery.ahead:
+                    self._submit_next()
+        self._end(finished=True)
+        if not self._keep_pool:
+            self._shutdown_workers()
+        raise StopIteration
+
+    def _submit_next(self) -> None:
+        """Ask for the next batch, unless there is none, or no worker that could compute it."""
+        assert self._pool is not None
+        task = next(self._tasks, None) if self._streams else None
+        if task is None:
+            return
+        worker = None
+        if self._delivery.in_turn:
+            while self._turn % self._pool.workers not in self._streams:
+                self._turn += 1
+            worker = self._turn % self._pool.workers
+            self._turn += 1
+        self._window.append(self._pool.submit(task, worker))
+
+    def _take(self) -> Future:
+        """Wait for the next batch in the order agreed, and take it out of the window."""
+        assert self._pool is not None
+        candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
+        if not self._pool.wait(candidates, self._delivery.timeout_s or None):
+            raise DeliveryTimeout(f"DataLoader timed out after {self._delivery.timeout_s} seconds")
+        done = next(future for future in candidates if future.done())
+        self._window.remove(done)
+        return done
+
+    def _hand_over(self) -> None:
+        """Fill up the window, then tell the observers of the batch, or the error, that the user is about to get."""
+        if self._delivery.ahead:
+            self._submit_next()
+        self._delivered += 1
+        for observer in self._observers:
+            observer.delivering(self._delivered)
+
+    def _end(self, finished: bool) -> None:
+        observers, self._observers = self._observers, ()
+        for observer in observers:
+            observer.ended(finished)
+
+    def _shutdown_workers(self) -> None:
+        pool, self._pool = self._pool, None
+        self._window = deque()
+        if pool is not None and not self._keep_pool:
+            pool.close()
+
+    @property
+    def _workers(self) -> Sequence[Any]:
+        return () if self._pool is None else self._pool.processes
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError("{} cannot be pickled", type(self).__name__)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_delivered"):
+            self._end(finished=False)
+            self._shutdown_workers()
+
+
+class PromisedLength(Observer):
+    """Warns, as torch does, when an iterable dataset yields more than its `len()` has said."""
+
+    def __init__(self, dataset: Any, promised: int, processes: bool) -> None:
+        self._dataset, self._promised, self._processes = dataset, promised, processes
+
+    def delivering(self, count: int) -> None:
+        """Warn where the count exceeds the promise."""
+        if count <= self._promised:
+            return
+        message = (
+            f"Length of IterableDataset {self._dataset} was reported to be {self._promised}"
+            f"(when accessing len(dataloader)), but {count} samples have been fetched. "
+        )
+        if self._processes:
+            message += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(message, stacklevel=6)

@@ -1,0 +1,53 @@
+"""The package's own exceptions, and the checks that give a user's mistake its message.
+
+Mistakes in arguments are plain `ValueError` / `TypeError`; what goes wrong at run time is a
+`HeadraceError`, which is also the builtin type that torch raises for the same event.
+"""
+
+from typing import NoReturn
+
+
+class HeadraceError(Exception):
+    """The root of everything headrace raises that is not a mistake in an argument."""
+
+
+class WorkerDied(HeadraceError, RuntimeError):
+    """A worker process ended without being asked to (a signal, the OOM killer, `os._exit`)."""
+
+
+class DeliveryTimeout(HeadraceError, RuntimeError):
+    """No batch arrived within the loader's `timeout`."""
+
+
+class MissingExtra(HeadraceError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+def bad_value(name: str, value: object, allowed: str, fix: str) -> NoReturn:
+    """Raise the `ValueError` that every wrong option gets: its name, value, allowed range and the fix."""
+    raise ValueError(f"{name}={value!r} is not allowed: expected {allowed}. {fix}")
+
+
+def whole_number(
+    name: str, value: object, *, low: int = 0, high: int | None = None, fix: str = "Pass a whole number."
+) -> int:
+    """Return `value` as an int in [low, high], or raise an error that says what is allowed.
+
+    Args:
+        name: The option's name, as the user wrote it.
+        value: What the user passed; numpy integers count as integers, booleans and floats do not.
+        low: Smallest allowed value.
+        high: Largest allowed value, or None for no bound.
+        fix: One sentence that says what to do instead.
+
+    Raises:
+        TypeError: `value` is not an integer.
+        ValueError: `value` lies outside the range.
+    """
+    allowed = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}={value!r} is not allowed: expected {allowed}, got {type(value).__name__}. {fix}")
+    number = int(value.__index__())
+    if number < low or (high is not None and number > high):
+        bad_value(name, value, allowed, fix)
+    return number

@@ -1,0 +1,7 @@
+"""Where work runs: one seam, many backends."""
+
+from headrace.executors.base import Executor, Failure, Future, Pool
+from headrace.executors.inline import InlineExecutor
+from headrace.executors.process import ProcessExecutor
+
+__all__ = ["Executor", "Failure", "Future", "InlineExecutor", "Pool", "ProcessExecutor"]

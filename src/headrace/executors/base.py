@@ -1,0 +1,132 @@
+"""The seam between the loader and whatever computes its batches.
+
+An `Executor` is configuration, a value that may be copied, pickled and compared. Starting it gives a `Pool`:
+running workers that take tasks. The loader knows nothing else, so that threads, shared memory and clusters
+fit in without touching it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+
+from headrace.types import Task
+from headrace.work import Work
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on its way from a worker, with the notes that were added to it there."""
+
+    wrapped: ExceptionWrapper
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException, where: str) -> "Failure":
+        """Wrap an exception that is being handled; `where` follows "Caught ValueError"."""
+        wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where)  # type: ignore[no-untyped-call]
+        return cls(wrapped, tuple(getattr(error, "__notes__", ())))
+
+    def reraise(self) -> None:
+        """Raise the same type of exception, as torch rebuilds it, with the notes."""
+        try:
+            self.wrapped.reraise()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            for note in self.notes:
+                error.add_note(note)
+            raise
+
+
+class Future:
+    """A batch to come. The pool fills it in; whoever asked for it takes the result, once."""
+
+    __slots__ = ("__weakref__", "_done", "_outcome", "worker")
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self._done = False
+        self._outcome: Any = None
+
+    def done(self) -> bool:
+        """Tell whether the outcome is there."""
+        return self._done
+
+    def resolve(self, outcome: Any) -> None:
+        """Fill in the outcome: a batch, or a `Failure` or exception to raise."""
+        self._outcome = outcome
+        self._done = True
+
+    def result(self) -> Any:
+        """Hand the batch over, or raise what the work raised; to be called once, when `done`."""
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, Failure):
+            outcome.reraise()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+class Pool(ABC):
+    """Running workers. It closes itself when the last reference to it is dropped.
+
+    Attributes:
+        work: What its workers do.
+        workers: How many there are.
+    """
+
+    work: Work
+    workers: int
+
+    @abstractmethod
+    def submit(self, task: Task, worker: int | None = None) -> Future:
+        """Hand a task to a worker: to the given one, or to the least loaded. Tasks of one worker run in order."""
+
+    @abstractmethod
+    def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
+        """Wait until at least one of the futures is done; return whether one is, within the time allowed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers and release what they hold. Idempotent."""
+
+    @property
+    def processes(self) -> Sequence[Any]:
+        """The workers' local processes, if that is what they are."""
+        return ()
+
+    # The names under which torch's own iterators are asked for the same.
+    def _shutdown_workers(self) -> None:
+        self.close()
+
+    @property
+    def _workers(self) -> Sequence[Any]:
+        return self.processes
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Executor(ABC):
+    """Configuration of where work runs, passed as `DataLoader(..., executor=...)`.
+
+    Attributes:
+        parity: Whether it can give torch's own batches, random draws included.
+        local: Whether its workers take CPUs of this machine.
+        prefetches: Whether its workers run while the caller does something else.
+    """
+
+    parity: bool = False
+    local: bool = True
+    prefetches: bool = True
+
+    @abstractmethod
+    def start(self, work: Work, workers: int, context: Any = None) -> Pool:
+        """Start workers.
+
+        Args:
+            work: What they do.
+            workers: How many, >= 0.
+            context: The user's multiprocessing context, or None for the default.
+        """

@@ -1,0 +1,46 @@
+"""Work done in the caller's own thread, when it asks for the result: the reference for every other executor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.executors.base import Executor, Future, Pool
+from headrace.types import Task
+from headrace.work import Work, Worker
+
+
+@dataclass(frozen=True)
+class InlineExecutor(Executor):
+    """Run everything in the calling thread, whatever `num_workers` says: for debuggers and small data."""
+
+    parity = True
+    prefetches = False
+
+    def start(self, work: Work, workers: int, context: Any = None) -> Pool:
+        """Start nothing: there is one worker, the caller."""
+        return _InlinePool(work)
+
+
+class _InlinePool(Pool):
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.workers = 1
+        self._worker = Worker(work)
+        self._tasks: dict[Future, Task] = {}
+
+    def submit(self, task: Task, worker: int | None = None) -> Future:
+        future = Future(0)
+        self._tasks[future] = task
+        return future
+
+    def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
+        if not any(future.done() for future in futures):
+            first = futures[0]
+            try:
+                first.resolve(self._worker.run_inline(self._tasks.pop(first)))
+            except Exception as error:  # noqa: BLE001 - it is raised where the batch would have been returned
+                first.resolve(error)
+        return True
+
+    def close(self) -> None:
+        self._tasks = {}

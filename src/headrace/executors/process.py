@@ -1,0 +1,313 @@
+"""Workers as local processes, each with one socket to the rank."""
+
+import os
+import selectors
+import socket
+import struct
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pickle import PicklingError
+from signal import Signals, strsignal
+from typing import Any
+
+import torch.multiprocessing
+
+from headrace.errors import WorkerDied
+from headrace.executors.base import Executor, Failure, Future, Pool
+from headrace.memory.codec import decode, encode
+from headrace.types import Task
+from headrace.work import Work
+
+_COUNT = struct.Struct("<Q")
+
+_LIVENESS_S = 1.0
+"""How often either side looks whether the other still lives, should the closed socket not tell."""
+
+_GRACE_S = 5.0
+"""How long workers that are told to stop may take before they are terminated, all together."""
+
+_rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+"""The rank's ends of all sockets: a forked process must not hold on to them, or no worker would see its rank die."""
+
+
+def _close_rank_ends() -> None:
+    for end in list(_rank_ends):
+        end.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_rank_ends)
+
+
+@dataclass(frozen=True)
+class ProcessExecutor(Executor):
+    """Run work in local processes, one per worker: torch's own way, and the default where `num_workers` > 0."""
+
+    parity = True
+
+    def start(self, work: Work, workers: int, context: Any = None) -> Pool:
+        """Start the processes by the context's start method.
+
+        Raises:
+            Exception: Whatever pickle raises where a start method other than fork must pickle the dataset.
+        """
+        return _ProcessPool(work, workers, torch.multiprocessing if context is None else context)
+
+
+class _Peer:
+    """The rank's view of one worker: its process, its socket, the tasks it has not answered, oldest first."""
+
+    def __init__(self, process: BaseProcess, end: socket.socket) -> None:
+        self.process = process
+        self.end = end
+        self.unanswered: deque[Future] = deque()
+        self.outbox: deque[memoryview] = deque()
+        self._frames = _read_frames(self._answer)
+        self._wanted = next(self._frames)
+
+    def _answer(self, parts: list[bytearray]) -> None:
+        future = self.unanswered.popleft()
+        try:
+            future.resolve(decode(parts))
+        except Exception as error:  # noqa: BLE001 - the user's classes run here; the error is raised in place of the batch
+            error.add_note("headrace: while unpickling a batch that a worker sent")
+            future.resolve(error)
+
+    def send(self) -> None:
+        """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
+        while self.outbox:
+            try:
+                sent = self.end.send(self.outbox[0])
+            except BlockingIOError:
+                return
+            except OSError:  # the worker is gone; reading finds that out, and what it had sent before
+                self.outbox.clear()
+                return
+            if sent == len(self.outbox[0]):
+                self.outbox.popleft()
+            else:
+                self.outbox[0] = self.outbox[0][sent:]
+
+    def receive(self) -> bool:
+        """Read what has arrived; return False when the worker has closed its end."""
+        while True:
+            try:
+                count = self.end.recv_into(self._wanted)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not count:
+                return False
+            self._wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames)
+
+
+class _ProcessPool(Pool):
+    def __init__(self, work: Work, workers: int, context: Any) -> None:
+        self.work = work
+        self.workers = workers
+        self._owner = os.getpid()
+        self._peers: list[_Peer] = []
+        self._selector = selectors.DefaultSelector()
+        try:
+            for worker in range(workers):
+                self._start(worker, context)
+        except BaseException as error:
+            if isinstance(error, TypeError | AttributeError | PicklingError):
+                error.add_note(
+                    "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start method; "
+                    "define them at module level, or use multiprocessing_context='fork'"
+                )
+            self.close()
+            raise
+
+    def _start(self, worker: int, context: Any) -> None:
+        rank_end, worker_end = socket.socketpair()
+        _rank_ends.add(rank_end)
+        try:
+            process = context.Process(
+                target=_worker_main, args=(worker_end, self.work, worker, self.workers), daemon=True
+            )
+            process.start()
+        except BaseException:
+            rank_end.close()
+            raise
+        finally:
+            worker_end.close()
+        rank_end.setblocking(False)
+        peer = _Peer(process, rank_end)
+        self._peers.append(peer)
+        self._selector.register(rank_end, selectors.EVENT_READ, peer)
+
+    @property
+    def processes(self) -> Sequence[BaseProcess]:
+        return [peer.process for peer in self._peers]
+
+    def submit(self, task: Task, worker: int | None = None) -> Future:
+        if worker is None:
+            worker = min(range(self.workers), key=lambda one: len(self._peers[one].unanswered))
+        peer = self._peers[worker]
+        future = Future(worker)
+        peer.unanswered.append(future)
+        peer.outbox.extend(_frame(encode(task)))
+        peer.send()
+        if peer.end.fileno() < 0:
+            self._bury(peer)
+        return future
+
+    def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not any(future.done() for future in futures):
+            left = _LIVENESS_S if deadline is None else min(deadline - time.monotonic(), _LIVENESS_S)
+            if left <= 0:
+                return False
+            if not self._pump(left):
+                for peer in self._peers:
+                    if not peer.process.is_alive():
+                        peer.receive()
+                        self._bury(peer)
+        return True
+
+    def _pump(self, timeout_s: float) -> bool:
+        """Move bytes both ways until something happened; return whether it did."""
+        for peer in self._peers:
+            if peer.end.fileno() >= 0:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
+                if self._selector.get_key(peer.end).events != events:
+                    self._selector.modify(peer.end, events, peer)
+        ready = self._selector.select(timeout_s)
+        for chosen, events in ready:
+            if events & selectors.EVENT_WRITE:
+                chosen.data.send()
+            if events & selectors.EVENT_READ and not chosen.data.receive():
+                self._bury(chosen.data)
+        return bool(ready)
+
+    def _bury(self, peer: _Peer) -> None:
+        """Fail what a dead worker still owed."""
+        if peer.end.fileno() >= 0:
+            self._selector.unregister(peer.end)
+            peer.end.close()
+        peer.process.join(_GRACE_S)
+        while peer.unanswered:
+            peer.unanswered.popleft().resolve(_death(peer.process))
+
+    def close(self) -> None:
+        if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
+            return
+        for peer in self._peers:
+            if peer.end.fileno() >= 0:
+                self._selector.unregister(peer.end)
+                _hang_up(peer.end)
+            peer.unanswered.clear()
+        self._selector.close()
+        _reap([peer.process for peer in self._peers])
+        self._peers = []
+
+
+def _hang_up(end: socket.socket) -> None:
+    """Close a socket for every process that may hold a copy of it: the worker reads an end of file."""
+    with suppress(OSError):  # the worker hung up first
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def _reap(processes: Sequence[BaseProcess]) -> None:
+    """Wait for processes that were told to stop, together; terminate, then kill, those that do not."""
+    waiting = list(processes)
+    for hurry in (None, "terminate", "kill"):
+        for process in waiting if hurry else ():
+            getattr(process, hurry or "")()
+        deadline = time.monotonic() + _GRACE_S
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            connection.wait([process.sentinel for process in waiting], left)
+            waiting = [process for process in waiting if process.is_alive()]
+    for process in processes:
+        if not process.is_alive():
+            process.close()
+
+
+def _death(process: BaseProcess) -> WorkerDied:
+    code = process.exitcode
+    if code is not None and code < 0:
+        how = f"is killed by signal: {strsignal(-code) or Signals(-code).name}. "
+        hint = "The kernel kills with SIGKILL when memory runs out. " if -code == Signals.SIGKILL else ""
+    else:
+        how = f"exited unexpectedly with exit code {code}. "
+        hint = "Rerunning with num_workers=0 may show where. "
+    error = WorkerDied(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+    error.__cause__ = RuntimeError(f"DataLoader worker (pid {process.pid}) {how}{hint}".rstrip())
+    return error
+
+
+def _frame(parts: Sequence[memoryview]) -> list[memoryview]:
+    """Put the number of parts and their lengths in bytes before the parts."""
+    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
+    return [memoryview(head), *(part for part in parts if len(part))]
+
+
+def _read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, None, None]:
+    """Yield the memory to be filled next, for ever; call `deliver` with each frame's parts."""
+    while True:
+        head = bytearray(_COUNT.size)
+        yield memoryview(head)
+        sizes = bytearray(_COUNT.size * _COUNT.unpack(head)[0])
+        yield memoryview(sizes)
+        parts = [bytearray(size) for (size,) in _COUNT.iter_unpack(sizes)]
+        for part in parts:
+            if part:
+                yield memoryview(part)
+        deliver(parts)
+        del part, parts  # the batch's memory belongs to the user now
+
+
+def _worker_main(end: socket.socket, work: Work, worker_id: int, workers: int) -> None:
+    """Answer tasks until the rank hangs up or dies."""
+    where = f"in DataLoader worker process {worker_id}"
+    try:
+        torch._C._set_worker_signal_handlers()
+        torch.multiprocessing._set_thread_name("pt_data_worker")
+        refusal: Failure | None = None
+        try:
+            worker = work.start_worker(worker_id, workers)
+        except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
+            refusal = Failure.of(error, where)
+        for task in _tasks(end):
+            outcome: Any = refusal
+            if outcome is None:
+                try:
+                    outcome = worker.run(task)
+                except Exception as error:  # noqa: BLE001 - it is raised in the rank
+                    outcome = Failure.of(error, where)
+            try:
+                parts = encode(outcome)
+            except Exception as error:  # noqa: BLE001 - it is raised in the rank
+                error.add_note(f"headrace: the batch, a {type(outcome).__name__}, cannot be pickled")
+                parts = encode(Failure.of(error, where))
+            for part in _frame(parts):
+                end.sendall(part)
+            del outcome, parts
+    except (KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
+        return  # the rank was interrupted, or hung up before the batch was done
+
+
+def _tasks(end: socket.socket) -> Generator[Task, None, None]:
+    rank = os.getppid()
+    received: list[Task] = []
+    frames = _read_frames(lambda parts: received.append(decode(parts)))
+    wanted = next(frames)
+    while os.getppid() == rank:
+        if not connection.wait([end], _LIVENESS_S):
+            continue
+        count = end.recv_into(wanted)
+        if not count:
+            return
+        wanted = wanted[count:] if count < len(wanted) else next(frames)
+        if received:
+            yield received.pop()

@@ -1,0 +1,322 @@
+"""`headrace.DataLoader`: torch's signature, and the wiring of plan, executor and delivery behind it."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+
+from headrace import options, sampling
+from headrace.delivery import accelerate
+from headrace.delivery.pin import pinning
+from headrace.delivery.reader import Delivery, Observer, PromisedLength, Reader
+from headrace.executors import Executor, Pool
+from headrace.plan import Order, Sequential, Shuffled, Subset
+from headrace.sampling import EpochPass, Schedule
+from headrace.types import IndexTask, StreamTask, Tail, Task, World
+from headrace.work import StreamShare, Work, is_iterable
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """Torch's DataLoader, split exactly over the ranks of a distributed run.
+
+    All of torch's arguments mean what they mean there. In one process and with none of the arguments below,
+    the batches are torch's own, bit for bit. Under a process group, or with any of the arguments below, the
+    loader follows a *plan*: each rank reads its share of every epoch, without `DistributedSampler`; each
+    epoch is shuffled anew, without `set_epoch`; and all random augmentation is a function of (seed, epoch,
+    position), so that it does not depend on the number of workers or ranks. A `sampler` or `batch_sampler` of
+    your own is used as it is, and never split.
+
+    Args:
+        dataset: As torch's.
+        batch_size: Samples per rank and step, as torch's; None for no batching.
+        shuffle: As torch's.
+        sampler: As torch's; yours alone decides, and is not split over ranks.
+        batch_sampler: As torch's; likewise.
+        num_workers: As torch's.
+        collate_fn: As torch's.
+        pin_memory: As torch's.
+        drop_last: As torch's; under a plan the same as `tail="drop"`.
+        timeout: As torch's, in seconds.
+        worker_init_fn: As torch's.
+        multiprocessing_context: As torch's.
+        generator: As torch's; a plan draws its seed from it if it is given none.
+        prefetch_factor: As torch's.
+        persistent_workers: As torch's.
+        pin_memory_device: As torch's (deprecated there).
+        in_order: As torch's.
+        seed: Keys shuffling and augmentation, in [0, 2^64). Default: 0 under a process group, else drawn.
+        order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`.
+        distributed: None splits over the world there is when iteration begins; False reads everything on
+            every rank; a `World(rank, size)` is taken as given. True is None, and deals also an iterable
+            dataset's samples to the ranks.
+        tail: What happens at the end of an epoch that does not divide evenly: "pad" (the default: equal steps
+            on all ranks, up to W-1 samples are read twice), "drop" (whole global batches only), or "exact"
+            (every sample once; a rank may have a step less). `Plan` has a table of the three.
+        executor: Where the work runs: "process" (the default if `num_workers` > 0), "inline", or an
+            `Executor`.
+
+    Raises:
+        ValueError: An option, or a combination of options, is not allowed; the text says what is.
+        TypeError: An option is of the wrong type.
+
+    Example:
+        >>> loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
+        >>> for epoch in range(90):
+        ...     for images, labels in loader:
+        ...         train(images, labels)
+    """
+
+    _IterableDataset_len_called: int | None
+    _iterator: Any  # persistent workers: torch's name for what keeps them; assigning None lets them go
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        order: Order | None = None,
+        distributed: bool | World | None = None,
+        tail: Tail | None = None,
+        executor: Literal["process", "inline"] | Executor | None = None,
+    ) -> None:
+        # Kept as they were given, under their own names: frameworks rebuild loaders from such attributes.
+        self.seed = seed
+        self.order = order
+        self.distributed = distributed
+        self.tail = tail
+        self.executor = executor
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        options.check(self)
+        self._user_order = sampler is not None or batch_sampler is not None
+        self._iterable = is_iterable(dataset)
+        self._streams = 0
+        self._accelerated = False
+        self.end_of_dataloader, self.remainder = False, -1  # Accelerate's names, kept for it
+        self._schedule = Schedule(
+            dataset=self.dataset,
+            batch_size=batch_size or 1,
+            tail="drop" if drop_last else (tail or "pad"),
+            distributed=distributed,
+            seed=seed,
+            generator=generator,
+            order=None if self._user_order or self._iterable else _resolve_order(order, bool(shuffle)),
+            parity=all(one is None for one in (seed, order, distributed, tail))
+            and options.executor_of(executor, num_workers).parity,
+        )
+        if self._schedule.order is not None:
+            # torch's __setattr__ refuses `sampler` from here on.
+            self.__dict__["sampler"] = sampling.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
+        elif self._user_order and not isinstance(getattr(batch_sampler, "sampler", sampler), sampling.AutoSampler):
+            options.warn_ignored(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` reads, from 0.
+
+        Not needed in an ordinary run: a finished epoch is followed by the next. It is passed on to a sampler
+            or dataset that has the method.
+
+        Raises:
+            TypeError: `epoch` is not an integer.
+            ValueError: `epoch` is negative.
+        """
+        self._schedule.set_epoch(epoch)
+        for part in (self.sampler, self.batch_sampler, self.dataset):
+            forward = getattr(part, "set_epoch", None)
+            if callable(forward):
+                forward(epoch)
+
+    def __len__(self) -> int:
+        """Count the batches of a whole epoch on this rank."""
+        if self._schedule.planned():
+            return self._schedule.shape().steps()
+        if not (self._iterable and self._schedule.splits_stream()):
+            return super().__len__()
+        share, batch_size = self._schedule.stream_share(len(self.dataset)), self.batch_size or 1  # type: ignore[arg-type]
+        return share // batch_size if self.drop_last else -(-share // batch_size)
+
+    def __iter__(self) -> Any:
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            return super().__iter__()  # deprecated in torch, and tied to its own iterators
+        executor = options.executor_of(self.executor, self.num_workers)
+        if executor.prefetches:
+            if executor.local:
+                self.check_worker_number_rationality()
+            if self.prefetch_factor is not None and self.prefetch_factor <= 0:
+                raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        elif self.timeout and not self.num_workers:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        persistent = self.persistent_workers and executor.prefetches
+        if self._schedule.planned():
+            return self._read_plan(executor, persistent)
+        return self._read_samples(executor, persistent)
+
+    def _read_plan(self, executor: Executor, persistent: bool) -> Reader:
+        """Begin a pass over the plan; readers are independent of each other, and share workers that persist."""
+        plan = self._schedule.plan()
+        self._schedule.begin()
+        epoch = EpochPass(self._schedule, plan)
+        link = self._link(plan.steps(), 0 if plan.tail == "drop" else plan.samples % plan.global_batch)
+        pool = self._iterator if persistent else None
+        if not (isinstance(pool, Pool) and pool.work.plan == plan):
+            self._iterator = pool = None  # the old workers go before the new come
+            pool = self._start(executor, plan=plan, base_seed=plan.seed % 2**63)
+            if persistent:
+                self._iterator = pool
+        return Reader(
+            pool,
+            epoch.tasks(),
+            self._delivery(executor, link),
+            partial(len, self._index_sampler),
+            keep_pool=persistent,
+            observers=[epoch] if link is None else [epoch, link],
+            revise=epoch.revised,
+        )
+
+    def _read_samples(self, executor: Executor, persistent: bool) -> Iterator[Any]:
+        """Begin a pass over what a sampler draws or an iterable dataset yields: by torch's rules, step for step."""
+        observers: list[Observer] = []
+        if self._iterable:
+            observers.append(EpochPass(self._schedule))
+            if self._IterableDataset_len_called is not None:
+                processes = self.num_workers > 0
+                observers.append(PromisedLength(self.dataset, self._IterableDataset_len_called, processes))
+        link = self._link(-1 if self._iterable or self._user_order else len(self), 0)
+        if link is not None and not self._iterable:
+            observers.append(link)
+        reader = self._iterator if persistent else None
+        if isinstance(reader, Reader):
+            reader.restart(self._tasks(), observers)
+        else:
+            tasks = self._tasks()
+            pool = self._start(executor, **self._stream_work())
+            if executor.prefetches:
+                tasks = self._tasks()  # torch asks for the sampler's iterator twice, and some draw numbers then
+            reader = Reader(
+                pool,
+                tasks,
+                self._delivery(executor, link),
+                partial(len, self._index_sampler),
+                keep_pool=persistent,
+                observers=observers,
+            )
+            if persistent:
+                self._iterator = reader
+        return accelerate.OneAhead(reader, link) if link is not None and self._iterable else reader
+
+    def _tasks(self) -> Iterator[Task]:
+        indices = iter(self._index_sampler)
+        if not self._iterable:
+            return map(IndexTask, indices)
+        self._streams += 1
+        return map(partial(StreamTask, self._streams, self._schedule.epoch), indices)
+
+    def _stream_work(self) -> dict[str, Any]:
+        """Return what work on samplers and streams has beside the dataset: the split, and the seeds."""
+        words = self._schedule.stream_words() if self._iterable else None
+        if words is None:
+            if self._iterable and self.distributed is None and self._schedule.world().size > 1:
+                warnings.warn(
+                    "every rank reads the whole of an IterableDataset, since only its author knows how to split it. "
+                    "Pass distributed=True to deal its samples to the ranks, or distributed=False if it splits itself.",
+                    stacklevel=4,
+                )
+            return {"base_seed": sampling.draw_base_seed(self.generator)}
+        share = StreamShare(self._schedule.world(), self._schedule.tail) if self._schedule.splits_stream() else None
+        return {"share": share, "stream_words": words, "base_seed": words[0] % 2**63}
+
+    def _start(self, executor: Executor, **particulars: Any) -> Pool:
+        work = Work(
+            dataset=self.dataset,
+            collate_fn=self.collate_fn,
+            batched=self._auto_collation,
+            drop_last=self.drop_last,
+            worker_init_fn=self.worker_init_fn,
+            **particulars,
+        )
+        return executor.start(work, self.num_workers, self.multiprocessing_context)
+
+    def _delivery(self, executor: Executor, link: accelerate.AccelerateLink | None) -> Delivery:
+        transforms = [pinning(self.pin_memory, self.pin_memory_device), None if link is None else link.to_device]
+        planned = self._schedule.planned()
+        return Delivery(
+            ahead=self.num_workers * (self.prefetch_factor or 2) if executor.prefetches else 0,
+            in_order=self.in_order,
+            in_turn=self._iterable or (self.in_order and not planned),
+            timeout_s=self.timeout,
+            transforms=tuple(one for one in transforms if one is not None),
+        )
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn about more workers than CPUs, as torch does, where the workers take this machine's."""
+        if options.executor_of(self.executor, self.num_workers).local:
+            super().check_worker_number_rationality()
+
+    # Hugging Face Accelerate.
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate asks this in `prepare`: a loader that splits the data by itself is handed back as it is."""
+        if self._user_order or (self._iterable and not self._schedule.splits_stream()):
+            return False
+        if accelerate.in_use():
+            self._accelerated = self._schedule.pads_last = True
+        return True
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples per step over all ranks, under the name that Accelerate uses."""
+        return (self.batch_size or 1) * self._schedule.world().size
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples in the dataset, under the name that Accelerate uses."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def _link(self, steps: int, remainder: int) -> accelerate.AccelerateLink | None:
+        return accelerate.AccelerateLink(self, steps, remainder) if self._accelerated else None
+
+
+def _resolve_order(order: Order | None, shuffle: bool) -> Order:
+    if order is None:
+        return Shuffled() if shuffle else Sequential()
+    return order.shuffled() if shuffle and isinstance(order, Subset) else order

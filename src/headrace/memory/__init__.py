@@ -1,0 +1,1 @@
+"""How batches cross from a worker's memory to the rank's."""

@@ -1,0 +1,86 @@
+"""What the loader's own options may be, and the errors that say so."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import bad_value, whole_number
+from headrace.executors import Executor, InlineExecutor, ProcessExecutor
+from headrace.plan import Order
+from headrace.plan.plan import MAX_SEED
+from headrace.types import TAILS, World
+from headrace.work import is_iterable
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {"process": ProcessExecutor, "inline": InlineExecutor}
+
+
+def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
+    """Return the executor that the loader's arguments mean; a wrong name, torch's rule, until `check` refuses it."""
+    if isinstance(executor, Executor):
+        return executor
+    return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
+
+
+def check(loader: Any) -> None:
+    """Refuse the options of a loader that are wrong by themselves or together.
+
+    Raises:
+        TypeError: An option is of the wrong type.
+        ValueError: An option lies outside its range, or contradicts another.
+    """
+    if loader.seed is not None:
+        whole_number("seed", loader.seed, high=MAX_SEED, fix="Any 64-bit number will do.")
+    _check_order(loader.order, loader.dataset)
+    if loader.distributed is not None and not isinstance(loader.distributed, bool | World):
+        raise TypeError(
+            f"distributed={loader.distributed!r} is not allowed: expected None, True, False or World(rank, size). "
+            "Leave it out to split over the process group."
+        )
+    if loader.tail is not None and loader.tail not in TAILS:
+        bad_value("tail", loader.tail, f"None or one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
+    if loader.drop_last and loader.tail in ("pad", "exact"):
+        bad_value("tail", loader.tail, 'None or "drop" together with drop_last=True', "Leave one of the two out.")
+    _check_executor(loader.executor, loader.num_workers)
+
+
+def _check_order(order: object, dataset: Any) -> None:
+    if order is None:
+        return
+    if not isinstance(order, Order):
+        raise TypeError(
+            f"order={order!r} is not allowed: expected an Order such as headrace.Weighted(weights), "
+            f"headrace.Balanced(labels) or headrace.Subset(indices), got {type(order).__name__}. "
+            "For a plain shuffle pass shuffle=True; a torch sampler goes to sampler=."
+        )
+    if is_iterable(dataset):
+        bad_value("order", order, "None with an IterableDataset", "It has no indices to put in order.")
+    if hasattr(dataset, "__len__"):
+        order.samples(len(dataset))
+
+
+def _check_executor(executor: object, num_workers: int) -> None:
+    if isinstance(executor, str) and executor not in EXECUTORS:
+        bad_value(
+            "executor",
+            executor,
+            f"one of {tuple(EXECUTORS)} or an Executor",
+            "Leave it out for torch's rule.",
+        )
+    if executor is not None and not isinstance(executor, str | Executor):
+        raise TypeError(
+            f"executor={executor!r} is not allowed: expected one of {tuple(EXECUTORS)} or an Executor, "
+            f"got {type(executor).__name__}. Leave it out for torch's rule."
+        )
+    if not num_workers and executor_of(executor, num_workers).prefetches:
+        bad_value("num_workers", num_workers, f"at least 1 with executor={executor!r}", 'Or use executor="inline".')
+
+
+def warn_ignored(loader: Any) -> None:
+    """Warn about options without effect beside the user's sampler; frameworks pass such, so it is no error."""
+    ignored = [name for name in ("order", "tail", "distributed") if getattr(loader, name) not in (None, False)]
+    if ignored:
+        warnings.warn(
+            f"{', '.join(ignored)} is ignored: the sampler or batch_sampler that was passed decides alone. "
+            "Leave it out to let headrace split the epoch.",
+            stacklevel=3,
+        )

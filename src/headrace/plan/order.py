@@ -1,0 +1,137 @@
+"""Orders: the epoch's global sequence of sample indices as a pure function of (seed, epoch, position)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import bad_value
+from headrace.plan.keys import key
+from headrace.plan.permute import permutation
+from headrace.types import Indices, Positions
+
+EpochOrder: TypeAlias = Callable[[Positions], Indices]
+"""One epoch's order: positions >= 0 in, dataset indices out, shape (n,) to (n,)."""
+
+
+class Order(ABC):
+    """Which sample stands at which global position of an epoch. A value: it holds no seed and no progress."""
+
+    random: bool = True
+    """Whether the sequence changes with seed and epoch."""
+
+    @abstractmethod
+    def samples(self, length: int) -> int:
+        """Count the samples of one epoch over a dataset of `length` samples.
+
+        Raises:
+            ValueError: The order was made for a dataset of another length.
+        """
+
+    @abstractmethod
+    def epoch(self, seed: int, epoch: int, length: int) -> EpochOrder:
+        """Return the order of one epoch over a dataset of `length` samples.
+
+        The function it returns takes any position >= 0; those at and beyond `samples(length)` are pads.
+        """
+
+    def deal(self, seed: int, epoch: int, start: int, stop: int, places: Positions) -> Positions:
+        """Return the positions at the given places of the global batch [start, stop)'s dealing sequence.
+
+        Ranks take places in turn, so an order that must give each rank a fair mixture arranges the
+        batch here; by default the sequence is the positions themselves.
+
+        Args:
+            seed: The plan's seed.
+            epoch: The epoch.
+            start: First position of the global batch.
+            stop: Its end, exclusive.
+            places: Places in [0, stop - start), shape (n,).
+        """
+        return places + start
+
+
+class Sequential(Order):
+    """0, 1, 2, … n-1 in every epoch."""
+
+    random = False
+
+    def samples(self, length: int) -> int:
+        """Count one epoch: the dataset's own length."""
+        return length
+
+    def epoch(self, seed: int, epoch: int, length: int) -> EpochOrder:
+        """Return the identity, wrapping round at the dataset's end."""
+        return lambda positions: positions % length
+
+
+class Shuffled(Order):
+    """Every sample once per epoch, in an order keyed by (seed, epoch)."""
+
+    def samples(self, length: int) -> int:
+        """Count one epoch: the dataset's own length."""
+        return length
+
+    def epoch(self, seed: int, epoch: int, length: int) -> EpochOrder:
+        """Return this epoch's permutation, wrapping round at the dataset's end."""
+        shuffled = permutation(key("shuffle", seed, epoch), length)
+        return lambda positions: shuffled(positions % length)
+
+
+class Subset(Order):
+    """Only the given samples of the dataset: a fold, a split, a language.
+
+    Unlike `torch.utils.data.Subset` it leaves the dataset alone, so that indices in errors and states are the
+    dataset's own. `DataLoader(..., order=Subset(indices), shuffle=True)` shuffles within it.
+
+    Args:
+        indices: Dataset indices, shape (n,), n >= 1; each >= 0. An index that occurs twice is read twice per
+            epoch.
+        shuffle: Whether each epoch permutes them.
+
+    Raises:
+        TypeError: `indices` are not integers.
+        ValueError: `indices` is empty, not one-dimensional or has a negative entry.
+    """
+
+    def __init__(self, indices: Sequence[int] | NDArray[np.integer], shuffle: bool = False) -> None:
+        array = np.asarray(indices)
+        if array.ndim != 1 or not array.size:
+            bad_value("indices", list(array.shape), "a non-empty sequence of integers", "Its shape is shown here.")
+        if array.dtype.kind not in "iu":
+            raise TypeError(
+                f"indices of dtype {array.dtype} are not allowed: expected integers. "
+                "Turn a mask into indices with numpy.flatnonzero(mask)."
+            )
+        if array.min() < 0:
+            bad_value("indices", int(array.min()), "indices >= 0", "Count from the front of the dataset.")
+        self.indices: Indices = array.astype(np.int64)
+        self.random = shuffle
+        self._within: Order = Shuffled() if shuffle else Sequential()
+        self._largest = int(array.max())
+
+    def shuffled(self) -> "Subset":
+        """Return the same subset, permuted anew in each epoch."""
+        return Subset(self.indices, shuffle=True)
+
+    def samples(self, length: int) -> int:
+        """Count one epoch: the number of indices.
+
+        Raises:
+            ValueError: An index lies beyond the dataset.
+        """
+        if self._largest >= length:
+            bad_value(
+                "order=Subset(indices), largest index",
+                self._largest,
+                f"an index below len(dataset)={length}",
+                "Build the subset from this dataset's own indices.",
+            )
+        return len(self.indices)
+
+    def epoch(self, seed: int, epoch: int, length: int) -> EpochOrder:
+        """Return the subset's indices in this epoch's order, wrapping round at their end."""
+        within = self._within.epoch(seed, epoch, len(self.indices))
+        return lambda positions: self.indices[within(positions)]

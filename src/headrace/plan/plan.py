@@ -1,0 +1,164 @@
+"""The plan: which rank reads which samples at which step, as a pure function."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import bad_value, whole_number
+from headrace.plan.keys import Words, generator_seeds, key
+from headrace.plan.order import EpochOrder, Order
+from headrace.types import TAILS, Indices, Positions, Tail, World
+
+MAX_SEED = 2**64 - 1
+
+_EPOCHS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An order, split into steps over the ranks of a world.
+
+    Rank r of W takes the positions p ≡ r (mod W). A run that begins the epoch at position `cursor` covers at
+    step t the global batch [cursor + t·G, cursor + (t+1)·G), where G = W · batch_size. The set of samples in
+    a global batch therefore depends on G alone, and a run may go on from any cursor with another world or
+    batch size.
+
+    What happens at the end of the epoch is the `tail` rule. For N = 11 samples, W = 4, batch size 2
+    (positions shown; 11 is a pad, which reads the order's first sample again):
+
+    | tail | rank 0 | rank 1 | rank 2 | rank 3 | steps |
+    | --- | --- | --- | --- | --- | --- |
+    | `"pad"` | [0, 4] [8] | [1, 5] [9] | [2, 6] [10] | [3, 7] [11] | 2 on every rank |
+    | `"drop"` | [0, 4] | [1, 5] | [2, 6] | [3, 7] | 1 on every rank |
+    | `"exact"` | [0, 4] [8] | [1, 5] [9] | [2, 6] [10] | [3, 7] | 2, on rank 3 only 1 |
+
+    In a world larger than the dataset, "pad" gives every rank one sample (some twice over the world), "drop"
+    none to anyone, and "exact" one sample to the first N ranks and no step to the others.
+
+    Attributes:
+        order: The epoch's global sequence.
+        length: Samples in the dataset, >= 1.
+        batch_size: Samples per rank and step, >= 1.
+        world: Whose share this is.
+        tail: "pad", "drop" or "exact".
+        seed: Keys the order and all randomness, in [0, 2^64).
+        pads_last: Deal a global batch that holds pads in runs instead of in turn: its ranks' shares, laid end
+            to end, then have the pads at the end, where Accelerate's `gather_for_metrics` cuts them off.
+
+    Raises:
+        TypeError: A number is not an integer.
+        ValueError: A value lies outside its range, or the order does not fit the dataset.
+    """
+
+    order: Order
+    length: int
+    batch_size: int = 1
+    world: World = World()  # noqa: RUF009 - frozen, so one default may be shared
+    tail: Tail = "pad"
+    seed: int = 0
+    pads_last: bool = False
+    samples: int = field(init=False)
+    _epochs: dict[int, EpochOrder] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size, low=1, fix="Count samples per rank and step.")
+        whole_number("seed", self.seed, high=MAX_SEED, fix="Any 64-bit number will do.")
+        whole_number(
+            "len(dataset)",
+            self.length,
+            low=1,
+            fix="An empty dataset has no order; check the path or the filter that built it.",
+        )
+        if self.tail not in TAILS:
+            bad_value("tail", self.tail, f"one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
+        object.__setattr__(self, "samples", self.order.samples(self.length))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_epochs": {}}  # workers build the tables they need
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step over all ranks."""
+        return self.world.size * self.batch_size
+
+    def end(self, cursor: int = 0) -> int:
+        """Return the position at which the epoch ends: the samples that are read, pads included."""
+        left = self.samples - cursor
+        if self.tail == "drop":
+            return cursor + left // self.global_batch * self.global_batch
+        if self.tail == "pad":
+            return cursor - (-left // self.world.size) * self.world.size
+        return self.samples
+
+    def share(self, cursor: int = 0) -> int:
+        """Count the samples this rank reads in an epoch begun at `cursor`, pads included.
+
+        Raises:
+            ValueError: `cursor` lies outside [0, samples].
+        """
+        whole_number("cursor", cursor, high=self.samples, fix="It counts the epoch's samples already read.")
+        return len(self._places(cursor, self.end(cursor)))
+
+    def steps(self, cursor: int = 0) -> int:
+        """Count this rank's steps in an epoch begun at `cursor`, as `share` counts its samples."""
+        return -(-self.share(cursor) // self.batch_size)
+
+    def positions(self, epoch: int, step: int, cursor: int = 0) -> Positions:
+        """Return the global positions this rank reads at a step; those >= `samples` are pads.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: Steps since `cursor`, in [0, steps(cursor)).
+            cursor: Where the run began the epoch, in samples over all ranks.
+
+        Returns:
+            Shape (batch_size,), or fewer at the last step.
+
+        Raises:
+            IndexError: The rank has no such step.
+        """
+        start = cursor + step * self.global_batch
+        stop = min(start + self.global_batch, self.end(cursor))
+        places = np.asarray(self._places(start, stop), np.int64)
+        if step < 0 or not len(places):
+            raise IndexError(
+                f"step {step} is out of range: rank {self.world.rank} of {self.world.size} has "
+                f"{self.steps(cursor)} steps from position {cursor} of {self.samples}"
+            )
+        return self.order.deal(self.seed, epoch, start, stop, places)
+
+    def batch(self, epoch: int, step: int, cursor: int = 0) -> Indices:
+        """Return the dataset indices this rank reads at a step, shape (batch_size,) or fewer at the last."""
+        return self.indices(epoch, self.positions(epoch, step, cursor))
+
+    def indices(self, epoch: int, positions: Positions) -> Indices:
+        """Return the dataset indices at any positions of an epoch, shape (n,) to (n,)."""
+        order = self._epochs.get(epoch)
+        if order is None:
+            while len(self._epochs) >= _EPOCHS_KEPT:
+                del self._epochs[next(iter(self._epochs))]
+            order = self._epochs[epoch] = self.order.epoch(self.seed, epoch, self.length)
+        return order(positions)
+
+    def cursor_after(self, step: int, cursor: int = 0) -> int:
+        """Return the position up to which all ranks together have read after a step; `samples` means done."""
+        reached = cursor + (step + 1) * self.global_batch
+        return self.samples if reached >= self.end(cursor) else reached
+
+    def sample_seeds(self, epoch: int, positions: Positions) -> Words:
+        """Return the words that seed torch, random and numpy before each sample, shape (n,) to (n, 3)."""
+        return generator_seeds(key("sample", self.seed, epoch), positions)
+
+    def batch_seeds(self, epoch: int, position: int) -> Words:
+        """Return the words that seed the generators before a batch is collated, by its first position, shape (3,)."""
+        words: Words = generator_seeds(key("batch", self.seed, epoch), np.array([position]))[0]
+        return words
+
+    def _places(self, start: int, stop: int) -> range:
+        """Return this rank's places in the global batch [start, stop)."""
+        rank, size = self.world.rank, self.world.size
+        if self.pads_last and stop > self.samples:
+            share = (stop - start) // size
+            return range(rank * share, (rank + 1) * share)
+        return range((rank - start) % size, stop - start, size)

@@ -1,0 +1,72 @@
+"""Values that every floor shares: the world, the tail rule, and what a worker is asked to do."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import whole_number
+
+Positions: TypeAlias = NDArray[np.int64]
+"""Places in the epoch's global order, shape (n,). A position >= the epoch's samples is a pad."""
+
+Indices: TypeAlias = NDArray[np.int64]
+"""What a map-style dataset is indexed with, shape (n,)."""
+
+Tail: TypeAlias = Literal["pad", "drop", "exact"]
+TAILS: tuple[Tail, ...] = get_args(Tail)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Which share of the data this process reads: `rank` of `size`.
+
+    Pass one as `DataLoader(..., distributed=World(rank, size))` where the ranks that split the data
+    are not the ranks of the default process group (tensor parallelism, a simulation, a test).
+
+    Raises:
+        TypeError: Either number is not an integer.
+        ValueError: `size` < 1, or `rank` outside [0, size - 1].
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        size = whole_number("size", self.size, low=1, fix="The world has at least one rank.")
+        object.__setattr__(self, "size", size)
+        rank = whole_number("rank", self.rank, high=size - 1, fix="Ranks count from 0; World(rank, size).")
+        object.__setattr__(self, "rank", rank)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTask:
+    """Step `step` of an epoch that was begun at global position `cursor`: the worker works out the rest."""
+
+    epoch: int
+    step: int
+    cursor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTask:
+    """The very index, or list of indices, that a sampler drew."""
+
+    index: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTask:
+    """The next item, or the next `len(index)` items, of the worker's own copy of an iterable dataset.
+
+    `stream` numbers the passes: a worker that sees a new number begins the dataset anew. `epoch` keys
+    the pass's randomness where the loader has a seed.
+    """
+
+    stream: int
+    epoch: int
+    index: Any
+
+
+Task: TypeAlias = PlanTask | IndexTask | StreamTask

@@ -1,0 +1,40 @@
+"""The one place where rank and world size are found out."""
+
+import os
+
+import torch.distributed as dist
+
+from headrace.errors import bad_value
+from headrace.types import World
+
+
+def resolve(distributed: bool | World | None) -> World:
+    """Return this process's world as it is now; call it at iteration, not at construction.
+
+    An initialised process group wins over the environment (`RANK` and `WORLD_SIZE`, which launchers
+    set, and which may be missing or stale before the group exists). Without either the world is one rank.
+
+    Args:
+        distributed: The loader's argument: a `World` is taken as it is, False means one rank.
+
+    Raises:
+        ValueError: The environment's rank and world size are not numbers, or contradict each other.
+    """
+    if isinstance(distributed, World):
+        return distributed
+    if distributed is False:
+        return World()
+    if dist.is_available() and dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size())
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or size is None:
+        return World()
+    try:
+        return World(int(rank), int(size))
+    except ValueError:
+        bad_value(
+            "RANK, WORLD_SIZE",
+            (rank, size),
+            "numbers with 0 <= RANK < WORLD_SIZE",
+            "Start the script with torchrun, or pass distributed=World(rank, size), or unset both.",
+        )
