@@ -72,7 +72,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ...         train(images, labels)
     """
 
-    _IterableDataset_len_called: int | None
     _iterator: Any  # persistent workers: torch's name for what keeps them; assigning None lets them go
 
     def __init__(
@@ -217,9 +216,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         observers: list[Observer] = []
         if self._iterable:
             observers.append(EpochPass(self._schedule))
-            if self._IterableDataset_len_called is not None:
-                processes = self.num_workers > 0
-                observers.append(PromisedLength(self.dataset, self._IterableDataset_len_called, processes))
+            promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
+            if promised is not None:
+                observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
         link = self._link(-1 if self._iterable or self._user_order else len(self), 0)
         if link is not None and not self._iterable:
             observers.append(link)
