@@ -1,0 +1,58 @@
+"""What every test is held to: nothing it started may outlive it."""
+
+import gc
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each for the life of the test run
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _standing_helpers() -> None:
+    """Start what multiprocessing keeps for ever, so that the first test to need it is not blamed."""
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before = _held()
+    yield
+    gc.collect()
+    children = [child for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
+    assert not alive, f"processes left behind: {alive}"
+    left = _held() - before
+    assert not left, f"left behind: {dict(left)}"
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    try:
+        return any(name in part for part in process.cmdline() for name in HELPERS)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _held() -> Counter[str]:
+    """Count the descriptors that can leak between processes, and the shared memory files, by kind."""
+    held: Counter[str] = Counter()
+    if not sys.platform.startswith("linux"):
+        return held
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except FileNotFoundError:  # the one that lists the folder
+            continue
+        kind = target.split(":")[0]
+        if kind in ("socket", "pipe", "anon_inode") or target.startswith(("/memfd", "/dev/shm")):
+            held[kind] += 1
+    held["/dev/shm"] += len(list(Path("/dev/shm").glob("torch_*"))) + len(list(Path("/dev/shm").glob("psm_*")))
+    return held

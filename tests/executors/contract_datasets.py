@@ -1,0 +1,96 @@
+"""Datasets of the contract suite, at module level so that every start method can pickle them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Squares(Dataset[torch.Tensor]):
+    """Sample i is i², with what the worker knows about itself."""
+
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        info = get_worker_info()
+        return {
+            "square": torch.tensor([index * index, index]),
+            "worker": -1 if info is None else info.id,
+            "workers": 0 if info is None else info.num_workers,
+        }
+
+
+class Broken(Squares):
+    """Every fifth sample raises, each time another type."""
+
+    ERRORS = (ValueError, KeyError, ZeroDivisionError)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 5 == 4:
+            raise self.ERRORS[index % 3](f"sample {index} is broken")
+        return super().__getitem__(index)
+
+
+class Blocked(Squares):
+    """Opens a named pipe that nobody writes to: blocks until killed, without sleeping."""
+
+    def __init__(self, pipe: Path) -> None:
+        os.mkfifo(pipe)
+        self.pipe = pipe
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.pipe.open():
+            return super().__getitem__(index)
+
+
+class Deadly(Squares):
+    """Sample 9 ends the process that reads it."""
+
+    def __init__(self, signal: int | None) -> None:
+        self.signal = signal
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 9 and get_worker_info() is not None:
+            if self.signal is None:
+                os._exit(7)
+            os.kill(os.getpid(), self.signal)
+        return super().__getitem__(index)
+
+
+class Unpicklable(Squares):
+    """Samples that no other process can be told about."""
+
+    def __getitem__(self, index: int) -> Any:
+        return lambda: index
+
+
+class Large(Dataset[torch.Tensor]):
+    """Samples far larger than a socket's buffer."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1_000_003,), index, dtype=torch.int16)
+
+
+class Stream(IterableDataset[int]):
+    """Worker w of n yields the numbers ≡ w (mod n) below 20."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(start, 20, step))
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """Collate nothing."""
+    return samples
+
+
+def refuse(worker_id: int) -> None:
+    """Fail as a worker_init_fn."""
+    raise RuntimeError(f"worker {worker_id} refuses")

@@ -1,0 +1,159 @@
+"""One suite over every executor: whatever runs the work, the user sees the same. Inline is the reference."""
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from executors.contract_datasets import Broken, Large, Squares, Stream, as_list
+from headrace import DataLoader, ProcessExecutor
+from headrace.testing import FakeDataset
+
+Make = Callable[..., DataLoader[Any]]
+
+CELLS = {
+    "inline": {"executor": "inline"},
+    "process-fork-1": {"num_workers": 1, "multiprocessing_context": "fork"},
+    "process-fork-2": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "process-fork-2-persistent": {
+        "num_workers": 2,
+        "multiprocessing_context": "fork",
+        "persistent_workers": True,
+        "prefetch_factor": 3,
+    },
+    "process-spawn-2": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "process-forkserver-2": {
+        "num_workers": 2,
+        "multiprocessing_context": "forkserver",
+        "executor": ProcessExecutor(),
+    },
+}
+
+
+@pytest.fixture(params=[pytest.param(cell, id=name) for name, cell in CELLS.items()])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Make a loader that follows a plan and runs on one of the executors."""
+    return lambda dataset, **options: DataLoader(dataset, **({"seed": 7} | request.param | options))
+
+
+def flat(batches: Any) -> list[Any]:
+    """Batches as comparable values."""
+    if isinstance(batches, torch.Tensor):
+        return batches.tolist()
+    if isinstance(batches, dict):
+        return [(name, flat(value)) for name, value in batches.items() if name not in ("worker", "workers")]
+    if isinstance(batches, list | tuple):
+        return [flat(batch) for batch in batches]
+    return batches
+
+
+def test_bits_equal_inline(make: Make) -> None:
+    for options in ({"batch_size": 4, "shuffle": True}, {"batch_size": None}, {"batch_size": 5, "drop_last": True}):
+        expected = DataLoader(FakeDataset(23), seed=7, executor="inline", **options)
+        loader = make(FakeDataset(23), **options)
+        for _ in range(2):
+            batches = [flat(batch) for batch in loader]
+            assert batches == [flat(batch) for batch in expected]
+            assert len(batches) == len(loader) == len(expected)
+
+
+def test_epochs_are_shuffled_anew_and_come_again(make: Make) -> None:
+    loader = make(FakeDataset(23), batch_size=4, shuffle=True)
+    first, second = flat(list(loader)), flat(list(loader))
+    assert first != second
+    loader.set_epoch(0)
+    assert flat(list(loader)) == first
+
+
+def test_callers_generators_are_untouched(make: Make) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(5)
+    assert len(list(make(FakeDataset(9), batch_size=2, shuffle=True))) == 5
+    assert torch.rand(3).tolist() == expected
+
+
+def test_worker_info(make: Make) -> None:
+    loader = make(Squares(), batch_size=None)
+    workers = {(sample["worker"], sample["workers"]) for sample in loader}
+    if loader.num_workers == 0:
+        assert workers == {(-1, 0)}
+    else:
+        assert workers == {(worker, loader.num_workers) for worker in range(loader.num_workers)}
+
+
+def test_errors_arrive_in_their_place_and_the_reader_goes_on(make: Make) -> None:
+    reader = iter(make(Broken(), batch_size=None))
+    for index in range(37):
+        if index % 5 == 4:
+            with pytest.raises(Broken.ERRORS[index % 3], match=f"sample {index} is broken") as caught:
+                next(reader)
+            assert any(f"sample {index}, position {index} of epoch 0" in note for note in caught.value.__notes__)
+        else:
+            assert next(reader)["square"].tolist() == [index * index, index]
+    with pytest.raises(StopIteration):
+        next(reader)
+    with pytest.raises(StopIteration):
+        next(reader)
+
+
+def test_batches_larger_than_any_buffer(make: Make) -> None:
+    for index, batch in enumerate(make(Large(), batch_size=2)):
+        assert batch.shape == (2, 1_000_003)
+        assert batch[:, ::100_000].float().mean(1).tolist() == [2 * index, 2 * index + 1]
+        batch += 1  # writable
+
+
+def test_index_lists_larger_than_any_buffer(make: Make) -> None:
+    """A worker busy sending a large batch must not deadlock with a rank busy sending a large task."""
+    batches = [[index] * 300_000 for index in range(6)]
+    loader = make(range(37), batch_sampler=batches, collate_fn=len)
+    assert list(loader) == [300_000] * 6
+    loader = make(range(37), batch_sampler=batches, collate_fn=as_list)
+    assert [batch[0] for batch in loader] == list(range(6))
+
+
+def test_streams(make: Make) -> None:
+    loader = make(Stream(), batch_size=3)
+    for _ in range(2):
+        batches = flat(list(loader))
+        assert sorted(number for batch in batches for number in batch) == list(range(20))
+        if loader.num_workers < 2:
+            assert batches == [list(range(start, min(start + 3, 20))) for start in range(0, 20, 3)]
+        else:
+            assert batches[:3] == [[0, 2, 4], [1, 3, 5], [6, 8, 10]]
+
+
+def test_two_readers_of_one_loader_are_independent(make: Make) -> None:
+    loader = make(FakeDataset(11), batch_size=2, shuffle=True)
+    alone = flat(list(loader))
+    loader.set_epoch(0)
+    one, other = iter(loader), iter(loader)
+    taken = [(next(one), next(other)) for _ in range(3)]
+    assert flat([first for first, _ in taken]) == flat([second for _, second in taken]) == alone[:3]
+    assert flat(list(one)) == flat(list(other)) == alone[3:]
+    assert loader._schedule.epoch == 1
+
+
+@pytest.mark.filterwarnings("ignore:epoch 0 was abandoned")
+def test_abandoned_readers_leave_nothing(make: Make) -> None:
+    """The fixture that guards every test looks for processes and descriptors."""
+    threads = threading.active_count()
+    loader = make(Large(), batch_size=1)
+    for taken in range(3):
+        reader = iter(loader)
+        for _ in range(taken):
+            next(reader)
+        del reader
+    gc.collect()
+    assert threading.active_count() == threads
+
+
+def test_a_batch_outlives_its_loader(make: Make) -> None:
+    loader = make(Squares(), batch_size=4)
+    batches = list(loader)
+    del loader
+    gc.collect()
+    assert flat(batches[0]["square"]) == [[0, 0], [1, 1], [4, 2], [9, 3]]

@@ -1,0 +1,157 @@
+"""What goes wrong with processes: each event ends in an error that says what happened, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from executors.contract_datasets import Blocked, Deadly, Squares, Unpicklable, refuse
+from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
+
+LIMIT_S = 20.0
+
+RANK = """
+    import sys
+    from headrace import DataLoader
+    from executors.contract_datasets import Squares
+
+    if __name__ == "__main__":
+        loader = DataLoader(Squares(), num_workers=2, multiprocessing_context=sys.argv[1], persistent_workers=True)
+        reader = iter(loader)
+        next(reader)
+        print(*(worker.pid for worker in reader._workers), flush=True)
+        {then}
+"""
+
+
+def start_rank(tmp_path: Path, then: str, start_method: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a process with a loader that has delivered one batch; return it and its workers."""
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK).format(then=then))
+    rank = subprocess.Popen(
+        [sys.executable, str(script), start_method],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert rank.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
+    assert len(workers) == 2
+    return rank, workers
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_workers_end_when_their_rank_is_killed(tmp_path: Path, start_method: str) -> None:
+    rank, workers = start_rank(tmp_path, "sys.stdin.read()", start_method)
+    with rank:
+        rank.kill()
+    _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("then", "signal_number"),
+    [
+        pytest.param("signal.pause()", signal.SIGINT, id="interrupted"),
+        pytest.param("pass", None, id="reader still open at exit"),
+        pytest.param("raise ValueError('user error')", None, id="exception"),
+        pytest.param("os._exit(0)", None, id="exit without cleaning up"),
+    ],
+)
+def test_a_rank_that_ends_takes_its_workers_along(tmp_path: Path, then: str, signal_number: int | None) -> None:
+    rank, workers = start_rank(tmp_path, f"import os, signal; {then}", "fork")
+    with rank:
+        if signal_number is not None:
+            rank.send_signal(signal_number)
+        rank.wait(LIMIT_S)
+        assert rank.stderr is not None
+        complaints = rank.stderr.read()
+    _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+    assert not alive
+    assert complaints.count("Traceback") == (1 if "raise" in then or signal_number else 0), complaints
+
+
+def test_a_forked_copy_of_the_rank_does_not_keep_workers_alive(tmp_path: Path) -> None:
+    """A process that user code forks inherits every descriptor; the workers must not depend on it."""
+    fork = "import os; print(os.getpid(), flush=True) if os.fork() else (sys.stdout.close(), sys.stdin.read())"
+    rank, workers = start_rank(tmp_path, f"{fork}; sys.stdin.read()", "fork")
+    with rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        copies = set(psutil.Process(rank.pid).children()) - set(workers)
+        rank.kill()
+        try:
+            _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+            assert not alive
+        finally:
+            for copy in copies:
+                copy.kill()
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "cause"),
+    [(signal.SIGKILL, "is killed by signal: Killed"), (None, "exited unexpectedly with exit code 7")],
+)
+def test_a_dead_worker_is_an_error_that_says_why(signal_number: int | None, cause: str) -> None:
+    loader = DataLoader(Deadly(signal_number), num_workers=2, seed=0)
+    reader = iter(loader)
+    with pytest.raises(WorkerDied, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly") as caught:
+        list(reader)
+    assert isinstance(caught.value, RuntimeError)
+    assert cause in str(caught.value.__cause__)
+
+
+def test_batches_finished_before_a_death_are_delivered() -> None:
+    reader = iter(DataLoader(Deadly(signal.SIGKILL), num_workers=1, batch_size=3, seed=0))
+    assert [next(reader)["square"][:, 1].tolist() for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    with pytest.raises(WorkerDied):
+        next(reader)
+
+
+def test_timeout(tmp_path: Path) -> None:
+    loader = DataLoader(Blocked(tmp_path / "pipe"), num_workers=1, timeout=0.3, seed=0)
+    with pytest.raises(DeliveryTimeout, match=r"DataLoader timed out after 0\.3 seconds"):
+        next(iter(loader))
+    assert issubclass(DeliveryTimeout, RuntimeError)
+    assert issubclass(DeliveryTimeout, HeadraceError)
+
+
+def test_worker_init_fn_that_raises_shows_at_the_first_batch() -> None:
+    reader = iter(DataLoader(Squares(), num_workers=2, worker_init_fn=refuse, seed=0))
+    with pytest.raises(RuntimeError, match="worker 0 refuses"):
+        next(reader)
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_in_its_place() -> None:
+    reader = iter(DataLoader(Unpicklable(), num_workers=1, batch_size=None, seed=0))
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"Can't (get|pickle) local object") as caught:
+            next(reader)
+        assert any("the batch, a function, cannot be pickled" in note for note in caught.value.__notes__)
+
+
+def test_a_dataset_that_cannot_be_pickled_names_the_way_out() -> None:
+    class Local(Squares):
+        pass
+
+    with pytest.raises((AttributeError, TypeError)) as caught:
+        iter(DataLoader(Local(), num_workers=2, multiprocessing_context="spawn", seed=0))
+    assert any("must be picklable" in note for note in caught.value.__notes__)
+
+
+def test_persistent_workers_are_the_same_processes_and_end_with_the_loader() -> None:
+    loader: DataLoader[Any] = DataLoader(Squares(), num_workers=2, persistent_workers=True, seed=0)
+    list(loader)
+    pids = [worker.pid for worker in loader._iterator._workers]
+    list(loader)
+    assert [worker.pid for worker in loader._iterator._workers] == pids
+    loader._iterator = None  # what Lightning does at its end
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert len(list(loader)) == 37

@@ -1,0 +1,40 @@
+"""The public face: small, complete, and importing it starts nothing."""
+
+import inspect
+import subprocess
+import sys
+
+import headrace
+
+PROBE = """
+import sys, threading, multiprocessing, random, numpy, torch
+torch.manual_seed(1); random.seed(1); numpy.random.seed(1)
+before = torch.get_rng_state().sum().item(), random.getstate(), numpy.random.get_state()[1].tolist()
+import headrace
+after = torch.get_rng_state().sum().item(), random.getstate(), numpy.random.get_state()[1].tolist()
+assert before == after, "random state touched"
+assert threading.active_count() == 1, threading.enumerate()
+assert not multiprocessing.active_children()
+optional = {"typer", "rich", "sklearn", "lightning", "accelerate", "ray", "transformers"}
+assert not optional & sys.modules.keys(), optional & sys.modules.keys()
+"""
+
+
+def test_all_is_the_whole_face() -> None:
+    public = {
+        name
+        for name, value in vars(headrace).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public == set(headrace.__all__)
+    assert headrace.__all__ == sorted(headrace.__all__)
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in headrace.__all__:
+        assert inspect.getdoc(getattr(headrace, name)), name
+
+
+def test_import_starts_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
