@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from executors.contract_datasets import Broken, Large, Squares, Stream, as_list
 from headrace import DataLoader, ProcessExecutor
 from headrace.testing import FakeDataset

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from executors.contract_datasets import Blocked, Deadly, Squares, Unpicklable, refuse
 from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
 

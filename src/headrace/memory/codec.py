@@ -9,13 +9,19 @@ import torch
 
 Buffer = bytes | bytearray | memoryview
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Dtypes that torch cannot unpickle, and those that hold the same bits."""
+
 
 class _Pickler(pickle.Pickler):
     """Lays the bytes of plain tensors out of band; torch's own pickling would copy them twice."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or not _is_plain(value):
+        if type(value) is not torch.Tensor:
             return NotImplemented
+        if not _is_plain(value):
+            signed = _SIGNED.get(value.dtype)
+            return NotImplemented if signed is None else (_viewed, (value.view(signed), value.dtype))
         raw: Any = value.detach().reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape), value.requires_grad)
 
@@ -26,7 +32,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
-        and tensor.numel() > 0
         and (tensor.is_leaf or not tensor.requires_grad)
         and not tensor.is_quantized
         and not tensor.is_conj()
@@ -36,7 +41,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _tensor(raw: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    return torch.frombuffer(raw, dtype=dtype).reshape(shape).requires_grad_(requires_grad)
+    flat = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape).requires_grad_(requires_grad)
+
+
+def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.view(dtype)
 
 
 def encode(value: Any) -> list[memoryview]:

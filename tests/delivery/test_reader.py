@@ -1,0 +1,123 @@
+"""The window: order, bounds and errors, with the order of completion chosen by the test."""
+
+import warnings
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+from headrace import DataLoader, DeliveryTimeout
+from headrace.testing import FakeDataset, ManualExecutor, ManualPool
+from headrace.types import PlanTask
+from headrace.work import STREAM_END
+
+
+def begin(length: int = 12, **options: Any) -> tuple[Any, ManualPool]:
+    """A reader over single samples, and the pool behind it."""
+    executor = ManualExecutor()
+    options = {"num_workers": 2, "prefetch_factor": 2, "batch_size": None, "seed": 0} | options
+    reader = iter(DataLoader(FakeDataset(length), executor=executor, **options))
+    return reader, executor.pools[0]
+
+
+def test_batches_come_in_order_whatever_is_done_first() -> None:
+    reader, pool = begin()
+    for number in (3, 1, 0):
+        pool.complete(number)
+    assert next(reader)["index"] == 0
+    assert next(reader)["index"] == 1
+    with pytest.raises(DeliveryTimeout, match=r"waits for one of the tasks \[2\]"):
+        next(reader)
+
+
+def test_out_of_order_delivery_takes_what_is_done() -> None:
+    reader, pool = begin(in_order=False)
+    pool.complete(3)
+    pool.complete(1)
+    assert [next(reader)["index"], next(reader)["index"]] == [1, 3]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_no_more_than_prefetch_times_workers_are_outstanding(in_order: bool) -> None:
+    reader, pool = begin(in_order=in_order)
+    assert len(pool.submitted) == 4, "before the first batch is asked for"
+    for taken in range(12):
+        pool.complete(taken)
+        next(reader)
+        assert len(pool.submitted) == min(4 + taken + 1, 12)
+    with pytest.raises(StopIteration):
+        next(reader)
+    assert pool.closed
+
+
+def test_an_error_takes_the_place_of_its_batch() -> None:
+    reader, pool = begin()
+    pool.complete(0, ValueError("broken"))
+    pool.complete(1)
+    with pytest.raises(ValueError, match="broken"):
+        next(reader)
+    assert next(reader)["index"] == 1
+    assert len(pool.submitted) == 6, "the window is filled up behind an error too"
+
+
+def test_tasks_are_integers_and_go_to_the_least_loaded() -> None:
+    reader, pool = begin()
+    assert [task for task, _ in pool.submitted] == [PlanTask(0, step) for step in range(4)]
+    assert [future.worker for _, future in pool.submitted] == [0, 1, 0, 1]
+    for number in (0, 2):
+        pool.complete(number)
+    next(reader)
+    assert pool.submitted[-1][1].worker == 0
+
+
+def test_a_late_epoch_restarts_the_prefetch() -> None:
+    executor = ManualExecutor()
+    loader = DataLoader(FakeDataset(5), executor=executor, num_workers=1, seed=0)
+    reader = iter(loader)
+    loader.set_epoch(3)
+    with pytest.raises(DeliveryTimeout):
+        next(reader)
+    assert [task for task, _ in executor.pools[0].submitted[2:]] == [PlanTask(3, 0), PlanTask(3, 1)]
+
+
+def test_persistent_readers_share_a_pool() -> None:
+    executor = ManualExecutor()
+    loader = DataLoader(FakeDataset(5), executor=executor, num_workers=1, seed=0, persistent_workers=True)
+    first, second = iter(loader), iter(loader)
+    assert len(executor.pools) == 1
+    del first, second
+    assert not executor.pools[0].closed
+    loader._iterator = None
+    assert len(executor.pools) == 1
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(100))
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+def test_streams_go_round_the_workers_that_are_left() -> None:
+    executor = ManualExecutor()
+    reader = iter(DataLoader(Endless(), executor=executor, num_workers=3, prefetch_factor=1, batch_size=None))
+    pool = executor.pools[0]
+    assert [future.worker for _, future in pool.submitted] == [0, 1, 2]
+    pool.complete(0)
+    pool.complete(1, STREAM_END)
+    pool.complete(2)
+    assert [next(reader), next(reader)] == [0, 0]
+    assert [future.worker for _, future in pool.submitted] == [0, 1, 2, 0, 2, 0]
+
+
+def test_a_stream_longer_than_it_said_is_worth_a_warning() -> None:
+    loader = DataLoader(Endless(), batch_size=None)
+    assert len(loader) == 2
+    reader = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [next(reader), next(reader)] == [0, 1]
+    with pytest.warns(UserWarning, match="was reported to be 2.*but 3 samples have been fetched"):
+        next(reader)

@@ -1,0 +1,107 @@
+"""Wrong options: each gets an error that gives name, value, what is allowed, and the fix."""
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+from torch.utils.data import DistributedSampler, IterableDataset
+
+from headrace import Balanced, DataLoader, InlineExecutor, ProcessExecutor, Sequential, Subset, Weighted, World
+from headrace.testing import FakeDataset
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seed": -1}, ValueError, r"seed=-1 is not allowed: expected an integer in \[0, 18446744073709551615\]"),
+        ({"seed": 2**64}, ValueError, r"seed=18446744073709551616 is not allowed"),
+        ({"seed": 1.5}, TypeError, r"seed=1\.5 is not allowed.*got float"),
+        ({"seed": True}, TypeError, r"seed=True is not allowed.*got bool"),
+        ({"order": "shuffled"}, TypeError, r"order='shuffled' is not allowed.*shuffle=True"),
+        ({"order": [3, 1]}, TypeError, r"order=\[3, 1\] is not allowed.*goes to sampler="),
+        ({"distributed": 2}, TypeError, r"distributed=2 is not allowed: expected None, True, False or World"),
+        ({"distributed": (0, 2)}, TypeError, r"distributed=\(0, 2\) is not allowed"),
+        ({"tail": "wrap"}, ValueError, r"tail='wrap' is not allowed: expected None or one of \('pad', 'drop', 'exact'"),
+        ({"tail": "pad", "drop_last": True}, ValueError, r"tail='pad' is not allowed.*drop_last=True"),
+        ({"tail": "exact", "drop_last": True}, ValueError, r"tail='exact' is not allowed.*drop_last=True"),
+        ({"executor": "threads"}, ValueError, r"executor='threads' is not allowed: expected one of \('process', 'in"),
+        ({"executor": ProcessExecutor}, TypeError, r"executor=.*ProcessExecutor.* is not allowed.*got ABCMeta"),
+        ({"executor": "process"}, ValueError, r"num_workers=0 is not allowed.*executor=\"inline\""),
+        ({"executor": ProcessExecutor()}, ValueError, r"num_workers=0 is not allowed: expected at least 1"),
+        ({"order": Weighted([1.0] * 6)}, ValueError, r"len\(weights\)=6 is not allowed.*len\(dataset\)=5"),
+        ({"order": Balanced([1] * 4)}, ValueError, r"len\(labels\)=4 is not allowed.*len\(dataset\)=5"),
+        ({"order": Subset([2, 5])}, ValueError, r"largest index=5 is not allowed.*below len\(dataset\)=5"),
+    ],
+)
+def test_a_wrong_option(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        DataLoader(FakeDataset(5), **options)
+    assert re.search(r"\. [A-Z].+\.$|\. Or .+\.$", str(caught.value)), "the last sentence says what to do"
+
+
+def test_torchs_own_checks_come_first() -> None:
+    with pytest.raises(ValueError, match="num_workers option should be non-negative"):
+        DataLoader(FakeDataset(5), num_workers=-1, seed=-1)
+    with pytest.raises(ValueError, match="sampler option is mutually exclusive with shuffle"):
+        DataLoader(FakeDataset(5), sampler=[1], shuffle=True, order="wrong")  # type: ignore[arg-type]
+
+
+def test_an_iterable_dataset_has_no_order() -> None:
+    with pytest.raises(ValueError, match=r"order=.* is not allowed: expected None with an IterableDataset"):
+        DataLoader(Numbers(), order=Sequential())
+
+
+def test_drop_last_and_tail_drop_agree() -> None:
+    assert len(DataLoader(FakeDataset(5), batch_size=2, drop_last=True, tail="drop")) == 2
+
+
+def test_an_empty_dataset() -> None:
+    assert list(DataLoader(FakeDataset(0))) == [], "as torch's"
+    with pytest.raises(ValueError, match="num_samples should be a positive integer value, but got num_samples=0"):
+        DataLoader(FakeDataset(0), shuffle=True)
+    for options in ({"seed": 0}, {"distributed": World(1, 2)}):
+        with pytest.raises(ValueError, match=r"len\(dataset\)=0 is not allowed.*empty dataset.*check the path"):
+            iter(DataLoader(FakeDataset(0), **options))
+
+
+def test_a_dataset_whose_length_changes_between_epochs() -> None:
+    dataset = FakeDataset(5)
+    parity, planned = DataLoader(dataset), DataLoader(dataset, seed=0)
+    assert len(list(parity)) == len(list(planned)) == 5
+    dataset.length = 7
+    assert len(list(parity)) == 7, "as torch's"
+    with pytest.raises(ValueError, match=r"len\(dataset\) changed from 5 to 7.*Make a new DataLoader"):
+        iter(planned)
+    assert len(list(DataLoader(dataset, seed=0))) == 7
+
+
+def test_a_rank_outside_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"rank=4 is not allowed: expected an integer in \[0, 3\]"):
+        World(4, 4)
+    loader = DataLoader(FakeDataset(5))
+    for rank, size in (("4", "4"), ("one", "4"), ("-1", "2")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", size)
+        with pytest.raises(ValueError, match=rf"RANK, WORLD_SIZE=\('{rank}', '{size}'\) is not allowed.*torchrun"):
+            iter(loader)
+
+
+def test_options_beside_a_users_sampler_are_ignored_aloud() -> None:
+    with pytest.warns(UserWarning, match="order, tail, distributed is ignored: the sampler or batch_sampler"):
+        DataLoader(FakeDataset(5), sampler=[0], order=Sequential(), tail="exact", distributed=World(0, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataLoader(FakeDataset(5), sampler=DistributedSampler(FakeDataset(5), 2, 0), seed=1, executor="inline")
+
+
+def test_inline_overrides_the_number_of_workers() -> None:
+    for executor in ("inline", InlineExecutor()):
+        loader = DataLoader(FakeDataset(5), num_workers=2, executor=executor, timeout=1)  # type: ignore[arg-type]
+        assert len(list(loader)) == 5
+        assert not iter(loader)._workers
