@@ -298,8 +298,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._user_order or (self._iterable and not self._schedule.splits_stream()):
             return False
         if accelerate.in_use():
-            self._accelerated = self._schedule.pads_last = True
+            self._is_accelerate_prepared = True  # asked by `prepare_data_loader` alone, it would not come back to say
         return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, prepared: bool) -> None:
+        self._accelerated = self._schedule.pads_last = prepared
 
     @property
     def total_batch_size(self) -> int:

@@ -1,0 +1,57 @@
+"""Lightning Trainer: fit, validate and predict; its own sampler injection left on, no set_epoch."""
+
+import sys
+from typing import Any
+
+import torch
+from headrace import DataLoader
+from launch import report
+from lightning.pytorch import LightningModule, Trainer
+
+trained: list[list[int]] = []
+validated: list[int] = []
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def on_train_epoch_start(self) -> None:
+        trained.append([])
+
+    def training_step(self, batch: torch.Tensor, step: int) -> torch.Tensor:
+        trained[-1] += batch.tolist()
+        return self.layer(batch.float()[:, None]).sum()
+
+    def validation_step(self, batch: torch.Tensor, step: int) -> None:
+        validated.extend(batch.tolist())
+
+    def predict_step(self, batch: torch.Tensor, step: int) -> Any:
+        return batch
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+loader = DataLoader(range(23), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+held_out = DataLoader(range(13), batch_size=2, tail="exact")
+trainer = Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, num_sanity_val_steps=0, limit_val_batches=1.0,
+    logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+)  # fmt: skip
+trainer.fit(Model(), loader)
+same = trainer.train_dataloader is loader
+trainer.validate(Model(), held_out, verbose=False)
+predictions = trainer.predict(Model(), DataLoader(range(14), batch_size=2))
+report(
+    sys.argv[1],
+    trainer.global_rank,
+    {
+        "epochs": trained,
+        "ours": same,
+        "validated": validated,
+        "predicted": [index for batch in predictions or [] for index in batch.tolist()],
+        "workers_left": loader._iterator is not None,
+    },
+)

@@ -1,0 +1,55 @@
+"""The real frameworks on real ranks, their own sharding left on: full cover, no duplicates, and the loader stays ours."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import run_ranks
+
+JOBS = Path(__file__).parent / "jobs"
+
+pytestmark = pytest.mark.slow
+
+
+def check_shuffled_epochs(ranks: list[Any], samples: int) -> None:
+    """Each epoch covers every sample, pads aside once, in shares of equal size; each is shuffled anew."""
+    pads = -samples % len(ranks)
+    epochs = [[rank["epochs"][number] for rank in ranks] for number in range(3)]
+    for shares in epochs:
+        assert len({len(share) for share in shares}) == 1
+        read = Counter(index for share in shares for index in share)
+        assert set(read) == set(range(samples))
+        assert read.total() == samples + pads
+    assert len({str(shares) for shares in epochs}) == 3
+
+
+def test_lightning_fabric(tmp_path: Path) -> None:
+    ranks = run_ranks(JOBS / "fabric.py", 2, tmp_path)
+    assert all(rank["ours"] for rank in ranks)
+    check_shuffled_epochs(ranks, 23)
+
+
+def test_lightning_trainer(tmp_path: Path) -> None:
+    ranks = run_ranks(JOBS / "trainer.py", 2, tmp_path)
+    assert all(rank["ours"] for rank in ranks)
+    check_shuffled_epochs(ranks, 23)
+    assert sorted(ranks[0]["validated"] + ranks[1]["validated"]) == list(range(13))
+    assert sorted(ranks[0]["predicted"] + ranks[1]["predicted"]) == list(range(14))
+    assert not any(rank["workers_left"] for rank in ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_accelerate(tmp_path: Path, size: int) -> None:
+    ranks = run_ranks(JOBS / "accelerated.py", size, tmp_path)
+    assert all(rank["ours"] for rank in ranks)
+    check_shuffled_epochs(ranks, 23)
+    for rank in ranks:
+        assert sorted(rank["gathered"]) == list(range(23)), "pads are cut off"
+        assert rank["ends"] == [False] * (len(rank["ends"]) - 1) + [True]
+        assert rank["synced"] == [step % 2 == 1 or end for step, end in enumerate(rank["ends"])]
+        assert not rank["idle"]
+        assert rank["sizes"] == [4 * size, 23]
+    # A sampler of the user's is Accelerate's to split, as with torch's loader.
+    assert sorted({index for rank in ranks for index in rank["split"]}) == list(range(23))
+    assert all(len(rank["split"]) < 23 for rank in ranks)
