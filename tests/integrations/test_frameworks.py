@@ -1,10 +1,11 @@
-"""The real frameworks on real ranks, their own sharding left on: full cover, no duplicates, and the loader stays ours."""
+"""The real frameworks on real ranks, their own sharding left on: full cover, no duplicates, the loader still ours."""
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from launch import run_ranks
 
 JOBS = Path(__file__).parent / "jobs"

@@ -4,6 +4,7 @@ import sys
 
 import torch
 from accelerate import Accelerator
+
 from headrace import DataLoader
 from launch import report
 

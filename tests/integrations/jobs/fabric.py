@@ -3,9 +3,10 @@
 import sys
 
 import torch
+from lightning.fabric import Fabric
+
 from headrace import DataLoader
 from launch import report
-from lightning.fabric import Fabric
 
 fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
 fabric.launch()

@@ -4,9 +4,10 @@ import sys
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
+
 from headrace import DataLoader
 from launch import report
-from lightning.pytorch import LightningModule, Trainer
 
 trained: list[list[int]] = []
 validated: list[int] = []
