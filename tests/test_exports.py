@@ -22,9 +22,7 @@ assert not optional & sys.modules.keys(), optional & sys.modules.keys()
 
 def test_all_is_the_whole_face() -> None:
     public = {
-        name
-        for name, value in vars(headrace).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        name for name, value in vars(headrace).items() if not name.startswith("_") and not inspect.ismodule(value)
     }
     assert public == set(headrace.__all__)
     assert headrace.__all__ == sorted(headrace.__all__)

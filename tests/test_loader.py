@@ -227,6 +227,8 @@ def test_set_epoch_reaches_every_part_that_has_one() -> None:
     loader = DataLoader(dataset, sampler=sampler)
     loader.set_epoch(3)
     assert (dataset.epoch, sampler.epoch) == (3, 3)
+    DataLoader(dataset, batch_sampler=BatchSampler(sampler, 2, False)).set_epoch(4)
+    assert sampler.epoch == 4
     automatic = DataLoader(dataset)
     automatic.batch_sampler.set_epoch(2)  # type: ignore[union-attr]
     assert automatic._schedule.epoch == 2
@@ -391,6 +393,13 @@ def test_a_seeded_stream(workers: int) -> None:
     torch.rand(1)
     again = DataLoader(Noise(), batch_size=None, seed=3)
     assert [list(again), list(again)] == [first, second]
+
+
+def test_a_seeded_stream_that_is_abandoned_starts_again() -> None:
+    loader = DataLoader(Noise(), batch_size=None, seed=3)
+    first = next(iter(loader))
+    with pytest.warns(UserWarning, match="epoch 0 was abandoned after 1 batches"):
+        assert next(iter(loader)) == first
 
 
 def test_a_split_stream_is_the_same_stream_on_every_rank() -> None:

@@ -159,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ValueError: `epoch` is negative.
         """
         self._schedule.set_epoch(epoch)
-        for part in (self.sampler, self.batch_sampler, self.dataset):
+        for part in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset):
             forward = getattr(part, "set_epoch", None)
             if callable(forward):
                 forward(epoch)
@@ -215,6 +215,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Begin a pass over what a sampler draws or an iterable dataset yields: by torch's rules, step for step."""
         observers: list[Observer] = []
         if self._iterable:
+            if self._schedule.keys_stream():
+                self._schedule.begin()
             observers.append(EpochPass(self._schedule))
             promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
             if promised is not None:

@@ -123,6 +123,10 @@ class Schedule:
             return len(range(world.rank, length, world.size))
         return length // world.size if self.tail == "drop" else -(-length // world.size)
 
+    def keys_stream(self) -> bool:
+        """Tell whether an iterable dataset's randomness is keyed by (seed, epoch)."""
+        return self.seed is not None or self.splits_stream()
+
     def stream_words(self) -> tuple[int, ...] | None:
         """Return what keys an iterable dataset's randomness, or None for torch's own worker seeds.
 
