@@ -19,6 +19,10 @@ class DeliveryTimeout(HeadraceError, RuntimeError):
     """No batch arrived within the loader's `timeout`."""
 
 
+class SlotTooLarge(HeadraceError, RuntimeError):
+    """The system refuses the shared memory that a batch needs."""
+
+
 class MissingExtra(HeadraceError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

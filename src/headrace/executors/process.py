@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
@@ -17,10 +17,12 @@ from signal import Signals, strsignal
 from typing import Any
 
 import torch.multiprocessing
+from torch.utils.data import default_collate
 
 from headrace.errors import WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool
-from headrace.memory.codec import decode, encode
+from headrace.memory.codec import SlotWriter, decode, encode, read, slot_collate
+from headrace.memory.slots import Loans, Ring
 from headrace.types import Task
 from headrace.work import Work
 
@@ -63,9 +65,11 @@ class ProcessExecutor(Executor):
 class _Peer:
     """The rank's view of one worker: its process, its socket, the tasks it has not answered, oldest first."""
 
-    def __init__(self, process: BaseProcess, end: socket.socket) -> None:
+    def __init__(self, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
         self.process = process
         self.end = end
+        self.descriptors = descriptors
+        self.loans = Loans(descriptors)
         self.unanswered: deque[Future] = deque()
         self.outbox: deque[memoryview] = deque()
         self._frames = _read_frames(self._answer)
@@ -74,7 +78,7 @@ class _Peer:
     def _answer(self, parts: list[bytearray]) -> None:
         future = self.unanswered.popleft()
         try:
-            future.resolve(decode(parts))
+            future.resolve(read(parts, self.loans))
         except Exception as error:  # noqa: BLE001 - the user's classes run here; the error is raised in place of the batch
             error.add_note("headrace: while unpickling a batch that a worker sent")
             future.resolve(error)
@@ -128,20 +132,21 @@ class _ProcessPool(Pool):
             raise
 
     def _start(self, worker: int, context: Any) -> None:
-        rank_end, worker_end = socket.socketpair()
-        _rank_ends.add(rank_end)
+        (rank_end, worker_end), (rank_fds, worker_fds) = socket.socketpair(), socket.socketpair()
+        _rank_ends.update((rank_end, rank_fds))
         try:
-            process = context.Process(
-                target=_worker_main, args=(worker_end, self.work, worker, self.workers), daemon=True
-            )
+            arguments = (worker_end, worker_fds, self.work, worker, self.workers)
+            process = context.Process(target=_worker_main, args=arguments, daemon=True)
             process.start()
         except BaseException:
             rank_end.close()
+            rank_fds.close()
             raise
         finally:
             worker_end.close()
+            worker_fds.close()
         rank_end.setblocking(False)
-        peer = _Peer(process, rank_end)
+        peer = _Peer(process, rank_end, rank_fds)
         self._peers.append(peer)
         self._selector.register(rank_end, selectors.EVENT_READ, peer)
 
@@ -155,7 +160,8 @@ class _ProcessPool(Pool):
         peer = self._peers[worker]
         future = Future(worker)
         peer.unanswered.append(future)
-        peer.outbox.extend(_frame(encode(task)))
+        returned = [peer.loans.returned.popleft() for _ in range(len(peer.loans.returned))]
+        peer.outbox.extend(_frame(encode((task, returned))))
         peer.send()
         if peer.end.fileno() < 0:
             self._bury(peer)
@@ -194,6 +200,7 @@ class _ProcessPool(Pool):
         if peer.end.fileno() >= 0:
             self._selector.unregister(peer.end)
             peer.end.close()
+            peer.descriptors.close()
         peer.process.join(_GRACE_S)
         while peer.unanswered:
             peer.unanswered.popleft().resolve(_death(peer.process))
@@ -205,6 +212,7 @@ class _ProcessPool(Pool):
             if peer.end.fileno() >= 0:
                 self._selector.unregister(peer.end)
                 _hang_up(peer.end)
+                peer.descriptors.close()
             peer.unanswered.clear()
         self._selector.close()
         _reap([peer.process for peer in self._peers])
@@ -267,8 +275,14 @@ def _read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memory
         del part, parts  # the batch's memory belongs to the user now
 
 
-def _worker_main(end: socket.socket, work: Work, worker_id: int, workers: int) -> None:
+def _worker_main(
+    end: socket.socket, descriptors: socket.socket, work: Work, worker_id: int, workers: int
+) -> None:
     """Answer tasks until the rank hangs up or dies."""
+    ring = Ring(descriptors)
+    writer = SlotWriter(ring)
+    if work.collate_fn is default_collate:
+        work = replace(work, collate_fn=slot_collate(writer))
     where = f"in DataLoader worker process {worker_id}"
     try:
         torch._C._set_worker_signal_handlers()
@@ -278,7 +292,10 @@ def _worker_main(end: socket.socket, work: Work, worker_id: int, workers: int) -
             worker = work.start_worker(worker_id, workers)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             refusal = Failure.of(error, where)
-        for task in _tasks(end):
+        for task, returned in _tasks(end):
+            for slot in returned:
+                ring.release(slot)
+            writer.begin()
             outcome: Any = refusal
             if outcome is None:
                 try:
@@ -286,10 +303,10 @@ def _worker_main(end: socket.socket, work: Work, worker_id: int, workers: int) -
                 except Exception as error:  # noqa: BLE001 - it is raised in the rank
                     outcome = Failure.of(error, where)
             try:
-                parts = encode(outcome)
+                parts = writer.write(outcome)
             except Exception as error:  # noqa: BLE001 - it is raised in the rank
                 error.add_note(f"headrace: the batch, a {type(outcome).__name__}, cannot be pickled")
-                parts = encode(Failure.of(error, where))
+                parts = writer.write(Failure.of(error, where))
             for part in _frame(parts):
                 end.sendall(part)
             del outcome, parts
@@ -297,9 +314,10 @@ def _worker_main(end: socket.socket, work: Work, worker_id: int, workers: int) -
         return  # the rank was interrupted, or hung up before the batch was done
 
 
-def _tasks(end: socket.socket) -> Generator[Task, None, None]:
+def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int]], None, None]:
+    """Yield tasks, each with the slots that the rank gives back along with it."""
     rank = os.getppid()
-    received: list[Task] = []
+    received: list[tuple[Task, list[int]]] = []
     frames = _read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
     while os.getppid() == rank:

@@ -1,13 +1,20 @@
-"""Batches as bytes: pickle protocol 5, with the data of tensors and arrays out of band."""
+"""Batches as bytes: pickle protocol 5, with the data of tensors and arrays out of band, in a slot where there is one."""
 
+import ctypes
 import io
 import pickle
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from headrace.memory.slots import ALIGNMENT, Loans, Mapping, Ring
+
 Buffer = bytes | bytearray | memoryview
+
+INLINE_BYTES = 16_384
+"""Up to this size a batch goes through the socket; a slot would cost more than the copy."""
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Dtypes that torch cannot unpickle, and those that hold the same bits."""
@@ -61,6 +68,132 @@ def encode(value: Any) -> list[memoryview]:
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def decode(parts: Sequence[bytearray]) -> Any:
+def decode(parts: Sequence[Buffer]) -> Any:
     """Rebuild a value over its parts' memory: tensors and arrays are writable and alias `parts`."""
     return pickle.loads(parts[0], buffers=parts[1:])
+
+
+class SlotWriter:
+    """A worker's side: lays batches into its slots.
+
+    Args:
+        ring: The worker's slots.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._slot: tuple[int, Mapping] | None = None
+        self._used = 0
+
+    def begin(self) -> None:
+        """Choose the slot for the next batch, so that it can be collated in place."""
+        if self._slot is None:
+            self._slot = self._ring.acquire()
+        self._used = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return an uninitialised tensor in the slot, or None where there is no room."""
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        start = -(-self._used // ALIGNMENT) * ALIGNMENT
+        if self._slot is None or not size or start + size > self._slot[1].size:
+            return None
+        self._used = start + size
+        memory = self._slot[1].view()[start : self._used]
+        return torch.frombuffer(memory, dtype=dtype).reshape(tuple(shape))
+
+    def write(self, value: Any) -> list[memoryview]:
+        """Encode a batch to message parts: a head, then the stream, then what did not go into the slot.
+
+        The head holds the slot's number, or -1, and where in it each part lies.
+
+        Raises:
+            SlotTooLarge: The system refuses memory for it.
+            Exception: Whatever pickle raises.
+        """
+        parts = encode(value)
+        if sum(map(len, parts)) <= INLINE_BYTES:
+            return [memoryview(_head(-1, [])), *parts]
+        places = self._lay_out(parts)
+        assert self._slot is not None
+        number, self._slot = self._slot[0], None
+        if places[0] is None:
+            return [memoryview(_head(number, places[1:])), parts[0]]
+        return [memoryview(_head(number, places))]
+
+    def _lay_out(self, parts: list[memoryview]) -> list[tuple[int, int] | None]:
+        """Copy parts into the slot unless they are there; return each part's place, None for a short stream."""
+        inline_stream = len(parts[0]) <= INLINE_BYTES
+        places: list[tuple[int, int] | None] = [None] * len(parts)
+        missing = []
+        for number, part in enumerate(parts):
+            inside = self._inside(part)
+            if inside is not None:
+                places[number] = (inside, len(part))
+            elif number or not inline_stream:
+                missing.append(number)
+        needed = self._used + sum(len(parts[number]) + ALIGNMENT for number in missing)
+        if self._slot is None or needed > self._slot[1].size:
+            return self._move(parts, inline_stream)
+        view = self._slot[1].view()
+        for number in missing:
+            start = -(-self._used // ALIGNMENT) * ALIGNMENT
+            self._used = start + len(parts[number])
+            view[start : self._used] = parts[number]
+            places[number] = (start, len(parts[number]))
+        return places
+
+    def _move(self, parts: list[memoryview], inline_stream: bool) -> list[tuple[int, int] | None]:
+        """Lay everything into a larger slot; the next batch will find it large enough from the beginning."""
+        old, self._slot, self._used = self._slot, None, 0
+        size = sum(len(part) + ALIGNMENT for part in parts[inline_stream:])
+        self._slot = self._ring.acquire(size)
+        places = self._lay_out(parts)
+        if old is not None:
+            self._ring.release(old[0])
+        return places
+
+    def _inside(self, part: memoryview) -> int | None:
+        """Return where in the slot a part lies already, or None."""
+        if self._slot is None or not len(part):
+            return None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(part)) if not part.readonly else 0
+        offset = address - self._slot[1].address
+        return offset if 0 <= offset < self._slot[1].size else None
+
+
+def read(message: Sequence[bytearray], loans: Loans) -> Any:
+    """Rebuild what a `SlotWriter` wrote: tensors and arrays are writable, and lie in the slot while they live."""
+    number, places = _read_head(message[0])
+    if number < 0:
+        return decode(message[1:])
+    memory = loans.borrow(number)
+    return decode([*message[1:], *(memory[start : start + size] for start, size in places)])
+
+
+def _head(number: int, places: Sequence[tuple[int, int] | None]) -> bytes:
+    flat = [coordinate for place in places if place is not None for coordinate in place]
+    return struct.pack(f"<q{len(flat)}Q", number, *flat)
+
+
+def _read_head(head: Buffer) -> tuple[int, list[tuple[int, int]]]:
+    number, *flat = struct.unpack(f"<q{len(head) // 8 - 1}Q", head)
+    return number, list(zip(flat[0::2], flat[1::2], strict=True))
+
+
+def slot_collate(writer: SlotWriter) -> Callable[[Any], Any]:
+    """Return torch's default collation, stacking tensors straight into the writer's slot."""
+    from_torch = torch.utils.data._utils.collate
+
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+        first = batch[0]
+        out = None
+        if type(first) is torch.Tensor and first.layout is torch.strided and not first.requires_grad:
+            out = writer.empty((len(batch), *first.shape), first.dtype)
+        if out is None:
+            return torch.stack(list(batch), 0)
+        return torch.stack(list(batch), 0, out=out)
+
+    rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack}
+    return lambda batch: from_torch.collate(batch, collate_fn_map=rules)

@@ -1,0 +1,183 @@
+"""Slots: anonymous shared memory that a worker owns, writes batches into, and gets back when the rank is done.
+
+Nothing has a name, so nothing can be left behind: a slot is a file without a path, its descriptor is passed once over a
+socket, mapped by the rank, and closed on both sides. The mapping alone keeps the memory.
+"""
+
+import ctypes
+import functools
+import mmap
+import os
+import socket
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import SlotTooLarge
+
+ALIGNMENT = 64
+"""Where tensors begin in a slot, in bytes: a cache line."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Mapping:
+    """Shared memory, mapped while this object lives. Unlike `mmap.mmap` it keeps no descriptor open.
+
+    Attributes:
+        address: Where it begins.
+        size: Its length in bytes.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _LIBC.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise SlotTooLarge(f"{size} bytes of shared memory cannot be mapped: {os.strerror(number)}")
+        self.address: int = address
+        self.size = size
+
+    def view(self) -> memoryview:
+        """Return the memory as writable bytes; the view does not keep the mapping alive."""
+        return memoryview((ctypes.c_char * self.size).from_address(self.address)).cast("B")
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            _LIBC.munmap(self.address, self.size)
+
+
+def anonymous_file(size: int) -> int:
+    """Return the descriptor of a file without a name, its memory allocated now rather than at the first touch.
+
+    Raises:
+        SlotTooLarge: The memory is not to be had. Found out later it would be a SIGBUS.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:  # unlinked as soon as it is made
+            descriptor = os.dup(file.fileno())
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+    except OSError as error:
+        os.close(descriptor)
+        raise SlotTooLarge(
+            f"a batch needs {size} bytes of shared memory, which the system refuses: {error.strerror}. "
+            "Use a smaller batch_size, fewer workers or a smaller prefetch_factor, or raise the memory or file size limit."
+        ) from error
+    return descriptor
+
+
+class Ring:
+    """A worker's slots. It grows when the rank holds all of them, or a batch is larger than any.
+
+    Args:
+        descriptors: The socket over which the rank gets each new slot's descriptor.
+    """
+
+    def __init__(self, descriptors: socket.socket) -> None:
+        self._descriptors = descriptors
+        self._slots: dict[int, Mapping] = {}
+        self._free: deque[int] = deque()
+        self._made = 0
+        self._usual = 0
+
+    def release(self, slot: int) -> None:
+        """Take a slot back from the rank; one that has become too small is given up."""
+        if self._slots[slot].size < self._usual:
+            del self._slots[slot]
+        else:
+            self._free.append(slot)
+
+    def acquire(self, size: int = 0) -> tuple[int, Mapping] | None:
+        """Return a free slot of at least `size` bytes, made if need be; None while no batch has needed one."""
+        self._usual = max(self._usual, _rounded(size))
+        if not self._usual:
+            return None
+        while self._free:
+            slot = self._free.pop()
+            if self._slots[slot].size >= self._usual:
+                return slot, self._slots[slot]
+            del self._slots[slot]
+        return self._make()
+
+    def _make(self) -> tuple[int, Mapping]:
+        descriptor = anonymous_file(self._usual)
+        try:
+            mapping = Mapping(descriptor, self._usual)
+            slot, self._made = self._made, self._made + 1
+            head = slot.to_bytes(8, "little") + self._usual.to_bytes(8, "little")
+            socket.send_fds(self._descriptors, [head], [descriptor])
+        finally:
+            os.close(descriptor)
+        self._slots[slot] = mapping
+        return slot, mapping
+
+
+def _rounded(size: int) -> int:
+    """Leave an eighth of room to grow, in whole pages."""
+    return -(-(size + size // 8) // mmap.PAGESIZE) * mmap.PAGESIZE if size else 0
+
+
+class Loans:
+    """The rank's view of one worker's slots: what is mapped, what the user still holds, what may go back.
+
+    Args:
+        descriptors: The socket over which the worker sends each new slot's descriptor.
+
+    Attributes:
+        returned: Slots whose last tensor has died since they were last told to the worker; filled from any thread.
+    """
+
+    def __init__(self, descriptors: socket.socket) -> None:
+        self._descriptors = descriptors
+        self._slots: dict[int, Mapping] = {}
+        self._watched: dict[int, weakref.ref[object]] = {}
+        self.returned: deque[int] = deque()
+
+    def borrow(self, slot: int) -> memoryview:
+        """Return a slot's memory. When the last tensor, array or view over it dies the slot is `returned`."""
+        while slot not in self._slots:
+            self._map_next()
+        mapping = self._slots[slot]
+        lease = _lease_type(mapping.size).from_address(mapping.address)
+        lease.mapping = mapping  # tensors outlive pools
+        self._watched[slot] = weakref.ref(lease, _noting(slot, self.returned))
+        return memoryview(lease).cast("B")
+
+    def forget(self, slot: int) -> None:
+        """Unmap a slot that the worker has given up, as soon as no tensor needs it."""
+        self._slots.pop(slot, None)
+        self._watched.pop(slot, None)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def _map_next(self) -> None:
+        head, descriptors, _, _ = socket.recv_fds(self._descriptors, 16, 1)
+        try:
+            slot, size = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:], "little")
+            self._slots[slot] = Mapping(descriptors[0], size)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+@functools.cache
+def _lease_type(size: int) -> type[Any]:
+    """Return an array type that, unlike its base, takes attributes."""
+    return type("Lease", (ctypes.c_char * size,), {})
+
+
+def _noting(slot: int, returned: deque[int]) -> Callable[[object], None]:
+    return lambda _: returned.append(slot)
