@@ -106,7 +106,8 @@ class SlotWriter:
     def write(self, value: Any) -> list[memoryview]:
         """Encode a batch to message parts: a head, then the stream, then what did not go into the slot.
 
-        The head holds the slot's number, or -1, and where in it each part lies.
+        The head holds the slot's number, or -1; the slots given up, after their count; and where in the slot each
+        part lies.
 
         Raises:
             SlotTooLarge: The system refuses memory for it.
@@ -114,13 +115,19 @@ class SlotWriter:
         """
         parts = encode(value)
         if sum(map(len, parts)) <= INLINE_BYTES:
-            return [memoryview(_head(-1, [])), *parts]
+            return [self._head(-1, []), *parts]
         places = self._lay_out(parts)
         assert self._slot is not None
         number, self._slot = self._slot[0], None
         if places[0] is None:
-            return [memoryview(_head(number, places[1:])), parts[0]]
-        return [memoryview(_head(number, places))]
+            return [self._head(number, places[1:]), parts[0]]
+        return [self._head(number, places)]
+
+    def _head(self, number: int, places: Sequence[tuple[int, int] | None]) -> memoryview:
+        given_up, self._ring.given_up = self._ring.given_up, []
+        flat = [coordinate for place in places if place is not None for coordinate in place]
+        words = [number, len(given_up), *given_up, *flat]
+        return memoryview(struct.pack(f"<{len(words)}q", *words))
 
     def _lay_out(self, parts: list[memoryview]) -> list[tuple[int, int] | None]:
         """Copy parts into the slot unless they are there; return each part's place, None for a short stream."""
@@ -165,21 +172,14 @@ class SlotWriter:
 
 def read(message: Sequence[bytearray], loans: Loans) -> Any:
     """Rebuild what a `SlotWriter` wrote: tensors and arrays are writable, and lie in the slot while they live."""
-    number, places = _read_head(message[0])
+    number, count, *words = struct.unpack(f"<{len(message[0]) // 8}q", message[0])
+    for slot in words[:count]:
+        loans.forget(slot)
     if number < 0:
         return decode(message[1:])
     memory = loans.borrow(number)
+    places = zip(words[count::2], words[count + 1 :: 2], strict=True)
     return decode([*message[1:], *(memory[start : start + size] for start, size in places)])
-
-
-def _head(number: int, places: Sequence[tuple[int, int] | None]) -> bytes:
-    flat = [coordinate for place in places if place is not None for coordinate in place]
-    return struct.pack(f"<q{len(flat)}Q", number, *flat)
-
-
-def _read_head(head: Buffer) -> tuple[int, list[tuple[int, int]]]:
-    number, *flat = struct.unpack(f"<q{len(head) // 8 - 1}Q", head)
-    return number, list(zip(flat[0::2], flat[1::2], strict=True))
 
 
 def slot_collate(writer: SlotWriter) -> Callable[[Any], Any]:

@@ -83,21 +83,22 @@ class Ring:
 
     Args:
         descriptors: The socket over which the rank gets each new slot's descriptor.
+
+    Attributes:
+        given_up: Slots that have become too small, which the rank may forget.
     """
 
     def __init__(self, descriptors: socket.socket) -> None:
+        self.given_up: list[int] = []
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
-        self._free: deque[int] = deque()
+        self._free: list[int] = []
         self._made = 0
         self._usual = 0
 
     def release(self, slot: int) -> None:
-        """Take a slot back from the rank; one that has become too small is given up."""
-        if self._slots[slot].size < self._usual:
-            del self._slots[slot]
-        else:
-            self._free.append(slot)
+        """Take a slot back."""
+        self._free.append(slot)
 
     def acquire(self, size: int = 0) -> tuple[int, Mapping] | None:
         """Return a free slot of at least `size` bytes, made if need be; None while no batch has needed one."""
@@ -109,6 +110,7 @@ class Ring:
             if self._slots[slot].size >= self._usual:
                 return slot, self._slots[slot]
             del self._slots[slot]
+            self.given_up.append(slot)
         return self._make()
 
     def _make(self) -> tuple[int, Mapping]:
