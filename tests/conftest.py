@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -27,6 +28,9 @@ def _nothing_left_behind() -> Iterator[None]:
     before = _held()
     yield
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "headrace-reaper":
+            thread.join(PATIENCE_S)
     children = [child for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive, f"processes left behind: {alive}"

@@ -4,6 +4,7 @@ import os
 import selectors
 import socket
 import struct
+import threading
 import time
 import weakref
 from collections import deque
@@ -17,11 +18,13 @@ from signal import Signals, strsignal
 from typing import Any
 
 import torch.multiprocessing
+from torch._utils import cpu_count
 from torch.utils.data import default_collate
 
 from headrace.errors import WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool
 from headrace.memory.codec import SlotWriter, decode, encode, read, slot_collate
+from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Loans, Ring
 from headrace.types import Task
 from headrace.work import Work
@@ -67,6 +70,7 @@ class _Peer:
 
     def __init__(self, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
         self.process = process
+        self.started = self.ready = False
         self.end = end
         self.descriptors = descriptors
         self.loans = Loans(descriptors)
@@ -76,6 +80,9 @@ class _Peer:
         self._wanted = next(self._frames)
 
     def _answer(self, parts: list[bytearray]) -> None:
+        if not parts:
+            self.ready = True
+            return
         future = self.unanswered.popleft()
         try:
             future.resolve(read(parts, self.loans))
@@ -119,9 +126,13 @@ class _ProcessPool(Pool):
         self._owner = os.getpid()
         self._peers: list[_Peer] = []
         self._selector = selectors.DefaultSelector()
+        self._unstarted: deque[tuple[_Peer, list[socket.socket]]] = deque()
         try:
+            # Forked workers inherit the work. Others get it pickled, once for all, unless it can only be inherited.
+            payload = None if context.get_start_method() == "fork" else _payload_of(work)
             for worker in range(workers):
-                self._start(worker, context)
+                self._prepare(worker, context, payload)
+            self._start_workers()
         except BaseException as error:
             if isinstance(error, TypeError | AttributeError | PicklingError):
                 error.add_note(
@@ -131,24 +142,32 @@ class _ProcessPool(Pool):
             self.close()
             raise
 
-    def _start(self, worker: int, context: Any) -> None:
+    def _prepare(self, worker: int, context: Any, payload: Payload | None) -> None:
         (rank_end, worker_end), (rank_fds, worker_fds) = socket.socketpair(), socket.socketpair()
         _rank_ends.update((rank_end, rank_fds))
-        try:
-            arguments = (worker_end, worker_fds, self.work, worker, self.workers)
-            process = context.Process(target=_worker_main, args=arguments, daemon=True)
-            process.start()
-        except BaseException:
-            rank_end.close()
-            rank_fds.close()
-            raise
-        finally:
-            worker_end.close()
-            worker_fds.close()
-        rank_end.setblocking(False)
-        peer = _Peer(process, rank_end, rank_fds)
+        work = self.work if payload is None else None
+        arguments = (worker_end, worker_fds, work, worker, self.workers)
+        peer = _Peer(context.Process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
+        peer.ready = payload is None
         self._peers.append(peer)
+        self._unstarted.append((peer, [worker_end, worker_fds]))
+        rank_end.setblocking(False)
         self._selector.register(rank_end, selectors.EVENT_READ, peer)
+        if payload is not None:
+            payload.send(rank_fds)
+
+    def _start_workers(self) -> None:
+        """Start workers, no more at a time than there are CPUs for their imports and unpickling."""
+        busy = sum(peer.started and not peer.ready for peer in self._peers)
+        while self._unstarted and busy < (cpu_count() or 1):
+            peer, ends = self._unstarted.popleft()
+            peer.started = True
+            busy += not peer.ready
+            try:
+                peer.process.start()
+            finally:
+                for end in ends:
+                    end.close()
 
     @property
     def processes(self) -> Sequence[BaseProcess]:
@@ -175,7 +194,7 @@ class _ProcessPool(Pool):
                 return False
             if not self._pump(left):
                 for peer in self._peers:
-                    if not peer.process.is_alive():
+                    if peer.started and not peer.process.is_alive():
                         peer.receive()
                         self._bury(peer)
         return True
@@ -193,6 +212,8 @@ class _ProcessPool(Pool):
                 chosen.data.send()
             if events & selectors.EVENT_READ and not chosen.data.receive():
                 self._bury(chosen.data)
+        if self._unstarted:
+            self._start_workers()
         return bool(ready)
 
     def _bury(self, peer: _Peer) -> None:
@@ -201,6 +222,7 @@ class _ProcessPool(Pool):
             self._selector.unregister(peer.end)
             peer.end.close()
             peer.descriptors.close()
+        peer.ready = True
         peer.process.join(_GRACE_S)
         while peer.unanswered:
             peer.unanswered.popleft().resolve(_death(peer.process))
@@ -215,7 +237,11 @@ class _ProcessPool(Pool):
                 peer.descriptors.close()
             peer.unanswered.clear()
         self._selector.close()
-        _reap([peer.process for peer in self._peers])
+        for _, ends in self._unstarted:
+            for end in ends:
+                end.close()
+        self._unstarted.clear()
+        _bury_later([peer.process for peer in self._peers if peer.process.pid is not None])
         self._peers = []
 
 
@@ -224,6 +250,12 @@ def _hang_up(end: socket.socket) -> None:
     with suppress(OSError):  # the worker hung up first
         end.shutdown(socket.SHUT_RDWR)
     end.close()
+
+
+def _bury_later(processes: Sequence[BaseProcess]) -> None:
+    """Reap workers that were told to stop without making the user wait for them."""
+    if processes:
+        threading.Thread(target=_reap, args=(processes,), name="headrace-reaper", daemon=True).start()
 
 
 def _reap(processes: Sequence[BaseProcess]) -> None:
@@ -266,25 +298,35 @@ def _read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memory
         head = bytearray(_COUNT.size)
         yield memoryview(head)
         sizes = bytearray(_COUNT.size * _COUNT.unpack(head)[0])
-        yield memoryview(sizes)
+        if sizes:
+            yield memoryview(sizes)
         parts = [bytearray(size) for (size,) in _COUNT.iter_unpack(sizes)]
-        for part in parts:
-            if part:
-                yield memoryview(part)
+        yield from (memoryview(part) for part in parts if part)
         deliver(parts)
-        del part, parts  # the batch's memory belongs to the user now
+        del parts  # the batch's memory belongs to the user now
+
+
+def _payload_of(work: Work) -> Payload | None:
+    """Pickle the work for all workers; None if it holds what only a process being started may inherit."""
+    try:
+        return Payload(work)
+    except Exception:  # noqa: BLE001 - starting the process pickles it again, and raises what is really wrong
+        return None
 
 
 def _worker_main(
-    end: socket.socket, descriptors: socket.socket, work: Work, worker_id: int, workers: int
+    end: socket.socket, descriptors: socket.socket, work: Work | None, worker_id: int, workers: int
 ) -> None:
     """Answer tasks until the rank hangs up or dies."""
-    ring = Ring(descriptors)
-    writer = SlotWriter(ring)
-    if work.collate_fn is default_collate:
-        work = replace(work, collate_fn=slot_collate(writer))
     where = f"in DataLoader worker process {worker_id}"
     try:
+        if work is None:
+            work = receive(descriptors)
+            end.sendall(_COUNT.pack(0))  # ready: the next worker may be started
+        ring = Ring(descriptors)
+        writer = SlotWriter(ring)
+        if work.collate_fn is default_collate:
+            work = replace(work, collate_fn=slot_collate(writer))
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
         refusal: Failure | None = None

@@ -21,9 +21,19 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 class _Pickler(pickle.Pickler):
-    """Lays the bytes of plain tensors out of band; torch's own pickling would copy them twice."""
+    """Lays the bytes of plain tensors out of band; torch's own pickling would copy them twice.
+
+    Attributes:
+        refuses_shared: Whether a tensor in shared memory is an error, since a copy would no longer be shared.
+    """
+
+    refuses_shared = False
 
     def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if self.refuses_shared and value.is_shared():
+            raise pickle.PicklingError("a tensor in shared memory can only be inherited")
         if type(value) is not torch.Tensor:
             return NotImplemented
         if not _is_plain(value):
@@ -56,15 +66,21 @@ def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.view(dtype)
 
 
-def encode(value: Any) -> list[memoryview]:
+def encode(value: Any, shared: bool = True) -> list[memoryview]:
     """Pickle any value to byte views: the stream first, then the tensors' and arrays' data, uncopied.
+
+    Args:
+        value: What to pickle.
+        shared: Whether tensors in shared memory may be copied like others.
 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
+    pickler.refuses_shared = not shared
+    pickler.dump(value)
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 

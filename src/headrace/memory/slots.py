@@ -30,23 +30,34 @@ _FAILED = ctypes.c_void_p(-1).value
 class Mapping:
     """Shared memory, mapped while this object lives. Unlike `mmap.mmap` it keeps no descriptor open.
 
+    Args:
+        descriptor: The file, which may be closed afterwards.
+        size: Its length in bytes.
+        private: Whether what is written stays in this process.
+
     Attributes:
         address: Where it begins.
         size: Its length in bytes.
     """
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        address = _LIBC.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, 0)
+    def __init__(self, descriptor: int, size: int, private: bool = False) -> None:
+        protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        address = _LIBC.mmap(None, size, protection, kind, descriptor, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
             raise SlotTooLarge(f"{size} bytes of shared memory cannot be mapped: {os.strerror(number)}")
         self.address: int = address
         self.size = size
 
+    def lease(self) -> Any:
+        """Return an array over the memory; it, and whatever is a view of it, keeps the mapping."""
+        array = _lease_type(self.size).from_address(self.address)
+        array.mapping = self
+        return array
+
     def view(self) -> memoryview:
-        """Return the memory as writable bytes; the view does not keep the mapping alive."""
-        return memoryview((ctypes.c_char * self.size).from_address(self.address)).cast("B")
+        """Return the memory as writable bytes."""
+        return memoryview(self.lease()).cast("B")
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
@@ -151,9 +162,7 @@ class Loans:
         """Return a slot's memory. When the last tensor, array or view over it dies the slot is `returned`."""
         while slot not in self._slots:
             self._map_next()
-        mapping = self._slots[slot]
-        lease = _lease_type(mapping.size).from_address(mapping.address)
-        lease.mapping = mapping  # tensors outlive pools
+        lease = self._slots[slot].lease()
         self._watched[slot] = weakref.ref(lease, _noting(slot, self.returned))
         return memoryview(lease).cast("B")
 
