@@ -24,7 +24,7 @@ FLOORS = {
     "testing": 8,
     "cli": 8,
 }
-PURE = {"numpy", "headrace", "hashlib", "math", "collections", "dataclasses", "typing", "abc"}
+PURE = {"numpy", "headrace", "hashlib", "math", "operator", "collections", "dataclasses", "typing", "abc"}
 MODULES = sorted(SOURCE.rglob("*.py"))
 PYTHON_FILES = sorted(
     path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")

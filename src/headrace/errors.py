@@ -4,6 +4,7 @@ Mistakes in arguments are plain `ValueError` / `TypeError`; what goes wrong at r
 `HeadraceError`, which is also the builtin type that torch raises for the same event.
 """
 
+import operator
 from typing import NoReturn
 
 
@@ -49,9 +50,13 @@ def whole_number(
         ValueError: `value` lies outside the range.
     """
     allowed = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}={value!r} is not allowed: expected {allowed}, got {type(value).__name__}. {fix}")
-    number = int(value.__index__())
+    try:
+        if "bool" in str(getattr(value, "dtype", type(value))):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(value).__name__
+        raise TypeError(f"{name}={value!r} is not allowed: expected {allowed}, got {kind}. {fix}") from None
     if number < low or (high is not None and number > high):
         bad_value(name, value, allowed, fix)
     return number

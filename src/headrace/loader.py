@@ -178,8 +178,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return super().__iter__()  # deprecated in torch, and tied to its own iterators
         executor = options.executor_of(self.executor, self.num_workers)
         if executor.prefetches:
-            if executor.local:
-                self.check_worker_number_rationality()
             if self.prefetch_factor is not None and self.prefetch_factor <= 0:
                 raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         elif self.timeout and not self.num_workers:
@@ -221,7 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
             if promised is not None:
                 observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
-        link = self._link(-1 if self._iterable or self._user_order else len(self), 0)
+        known = self._accelerated and not self._iterable
+        link = self._link(len(self) if known else -1, 0)
         if link is not None and not self._iterable:
             observers.append(link)
         reader = self._iterator if persistent else None
@@ -232,6 +231,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pool = self._start(executor, **self._stream_work())
             if executor.prefetches:
                 tasks = self._tasks()  # torch asks for the sampler's iterator twice, and some draw numbers then
+            elif self._iterable:
+                pool.open_stream(self._streams, self._schedule.epoch)
             reader = Reader(
                 pool,
                 tasks,
@@ -266,6 +267,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return {"share": share, "stream_words": words, "base_seed": words[0] % 2**63}
 
     def _start(self, executor: Executor, **particulars: Any) -> Pool:
+        if executor.prefetches:
+            self.check_worker_number_rationality()
         work = Work(
             dataset=self.dataset,
             collate_fn=self.collate_fn,

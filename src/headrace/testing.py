@@ -87,11 +87,14 @@ class ManualPool(Pool):
         self.submitted.append((task, future))
         return future
 
-    def complete(self, number: int, outcome: Any = None) -> None:
-        """Complete the task submitted as `number`, from 0: by computing it, or with the given outcome or exception."""
+    def complete(self, number: int, outcome: Any = None, error: BaseException | None = None) -> None:
+        """Complete the task submitted as `number`, from 0: by computing it, or with the given outcome or error."""
         if not 0 <= number < len(self.submitted):
             bad_value("number", number, f"a task in [0, {len(self.submitted) - 1}]", "That many were submitted so far.")
         task, future = self.submitted[number]
+        if error is not None:
+            future.fail(error)
+            return
         if outcome is None:
             outcome = self._workers_by_id[future.worker].run_inline(task)
         future.resolve(outcome)

@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
@@ -142,15 +143,31 @@ class Worker:
 
     def run_inline(self, task: Task) -> Any:
         """Run a task in the caller's own process, its generators untouched where randomness is by position."""
-        if not self.work.positional:
+        with self._generators_apart(isinstance(task, StreamTask)):
             return self.run(task)
+
+    def open_inline(self, stream: int, epoch: int) -> None:
+        """Begin a pass over an iterable dataset in the caller's own process."""
+        with self._generators_apart(True):
+            self._open(stream, epoch)
+
+    def end_stream(self) -> StreamEnd:
+        """Yield nothing more in this pass."""
+        self._samples = iter(())
+        return STREAM_END
+
+    @contextmanager
+    def _generators_apart(self, stream: bool) -> Iterator[None]:
+        if not self.work.positional:
+            yield
+            return
         with callers_generators_kept():
             if self._stream_generators is not None:
                 self._stream_generators.restore()
             try:
-                return self.run(task)
+                yield
             finally:
-                if isinstance(task, StreamTask):
+                if stream:  # a stream goes on with its own generators where it stopped
                     self._stream_generators = Generators()
 
     def _fetch_and_collate(self, index: Any) -> Any:
@@ -202,24 +219,24 @@ class Worker:
 
     def _streamed(self, task: StreamTask) -> Any:
         if task.stream != self._stream:
-            self._begin_stream(task)
+            self._open(task.stream, task.epoch)
         wanted = len(task.index) if self.work.batched else 1
         data = list(islice(self._samples, wanted))
         if len(data) < wanted:
-            self._samples = iter(())  # an iterator that has ended is not asked again
+            ended = self.end_stream()  # an iterator that has ended is not asked again
             if not data or self.work.drop_last:
-                return STREAM_END
+                return ended
         return self.work.collate_fn(data if self.work.batched else data[0])
 
-    def _begin_stream(self, task: StreamTask) -> None:
-        self._stream = task.stream
+    def _open(self, stream: int, epoch: int) -> None:
+        self._stream = stream
         self._samples = iter(())
         dataset = self.work.dataset
         if self.work.stream_words is not None:
-            under = key("stream", *self.work.stream_words, task.epoch)
+            under = key("stream", *self.work.stream_words, epoch)
             seed_from_words(generator_seeds(under, np.array([self.worker_id]))[0].tolist())
             if callable(getattr(dataset, "set_epoch", None)):
-                dataset.set_epoch(task.epoch)
+                dataset.set_epoch(epoch)
         samples = iter(dataset)
         self._samples = samples if self.work.share is None else self.work.share.of(samples)
 

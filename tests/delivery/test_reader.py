@@ -52,7 +52,7 @@ def test_no_more_than_prefetch_times_workers_are_outstanding(in_order: bool) -> 
 
 def test_an_error_takes_the_place_of_its_batch() -> None:
     reader, pool = begin()
-    pool.complete(0, ValueError("broken"))
+    pool.complete(0, error=ValueError("broken"))
     pool.complete(1)
     with pytest.raises(ValueError, match="broken"):
         next(reader)

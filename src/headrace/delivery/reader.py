@@ -115,7 +115,7 @@ class Reader(Iterator[Any]):
             future = self._take()
             try:
                 outcome = future.result()
-            except Exception:
+            except BaseException:
                 self._hand_over()
                 raise
             if outcome is not STREAM_END:

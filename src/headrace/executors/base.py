@@ -42,29 +42,36 @@ class Failure:
 class Future:
     """A batch to come. The pool fills it in; whoever asked for it takes the result, once."""
 
-    __slots__ = ("__weakref__", "_done", "_outcome", "worker")
+    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "worker")
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
         self._done = False
         self._outcome: Any = None
+        self._error: BaseException | None = None
 
     def done(self) -> bool:
         """Tell whether the outcome is there."""
         return self._done
 
     def resolve(self, outcome: Any) -> None:
-        """Fill in the outcome: a batch, or a `Failure` or exception to raise."""
+        """Fill in the outcome: a batch, or a worker's `Failure`."""
         self._outcome = outcome
+        self._done = True
+
+    def fail(self, error: BaseException) -> None:
+        """Fill in an exception to raise in the batch's place."""
+        self._error = error
         self._done = True
 
     def result(self) -> Any:
         """Hand the batch over, or raise what the work raised; to be called once, when `done`."""
-        outcome, self._outcome = self._outcome, None
+        outcome, error = self._outcome, self._error
+        self._outcome = self._error = None
         if isinstance(outcome, Failure):
             outcome.reraise()
-        if isinstance(outcome, BaseException):
-            raise outcome
+        if error is not None:
+            raise error
         return outcome
 
 
@@ -86,6 +93,9 @@ class Pool(ABC):
     @abstractmethod
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         """Wait until at least one of the futures is done; return whether one is, within the time allowed."""
+
+    def open_stream(self, stream: int, epoch: int) -> None:  # noqa: B027 - only the inline pool has something to do
+        """Begin a pass over an iterable dataset now, where the caller's own thread reads it; workers begin it later."""
 
     @abstractmethod
     def close(self) -> None:

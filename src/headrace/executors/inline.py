@@ -38,9 +38,12 @@ class _InlinePool(Pool):
             first = futures[0]
             try:
                 first.resolve(self._worker.run_inline(self._tasks.pop(first)))
-            except Exception as error:  # noqa: BLE001 - it is raised where the batch would have been returned
-                first.resolve(error)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
+                first.fail(error)
         return True
+
+    def open_stream(self, stream: int, epoch: int) -> None:
+        self._worker.open_inline(stream, epoch)
 
     def close(self) -> None:
         self._tasks = {}

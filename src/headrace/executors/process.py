@@ -26,7 +26,7 @@ from headrace.executors.base import Executor, Failure, Future, Pool
 from headrace.memory.codec import SlotWriter, decode, encode, read, slot_collate
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Loans, Ring
-from headrace.types import Task
+from headrace.types import StreamTask, Task
 from headrace.work import Work
 
 _COUNT = struct.Struct("<Q")
@@ -88,7 +88,7 @@ class _Peer:
             future.resolve(read(parts, self.loans))
         except Exception as error:  # noqa: BLE001 - the user's classes run here; the error is raised in place of the batch
             error.add_note("headrace: while unpickling a batch that a worker sent")
-            future.resolve(error)
+            future.fail(error)
 
     def send(self) -> None:
         """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
@@ -225,7 +225,7 @@ class _ProcessPool(Pool):
         peer.ready = True
         peer.process.join(_GRACE_S)
         while peer.unanswered:
-            peer.unanswered.popleft().resolve(_death(peer.process))
+            peer.unanswered.popleft().fail(_death(peer.process))
 
     def close(self) -> None:
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
@@ -342,6 +342,8 @@ def _worker_main(
             if outcome is None:
                 try:
                     outcome = worker.run(task)
+                except StopIteration as error:  # from a stream's collate_fn: torch takes that for the stream's end
+                    outcome = worker.end_stream() if isinstance(task, StreamTask) else Failure.of(error, where)
                 except Exception as error:  # noqa: BLE001 - it is raised in the rank
                     outcome = Failure.of(error, where)
             try:

@@ -1,4 +1,4 @@
-"""Batches as bytes: pickle protocol 5, with the data of tensors and arrays out of band, in a slot where there is one."""
+"""Batches as bytes: pickle protocol 5, the data of tensors and arrays out of band, in a slot if there is one."""
 
 import ctypes
 import io
@@ -32,7 +32,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return NotImplemented
-        if self.refuses_shared and value.is_shared():
+        if self.refuses_shared and value.is_shared():  # type: ignore[no-untyped-call]
             raise pickle.PicklingError("a tensor in shared memory can only be inherited")
         if type(value) is not torch.Tensor:
             return NotImplemented

@@ -84,7 +84,7 @@ def anonymous_file(size: int) -> int:
         os.close(descriptor)
         raise SlotTooLarge(
             f"a batch needs {size} bytes of shared memory, which the system refuses: {error.strerror}. "
-            "Use a smaller batch_size, fewer workers or a smaller prefetch_factor, or raise the memory or file size limit."
+            "Use a smaller batch_size, fewer workers or a smaller prefetch_factor, or raise the limit."
         ) from error
     return descriptor
 

@@ -46,11 +46,20 @@ class Balanced(Order):
                 "a non-empty sequence, one label a sample",
                 "Its shape is shown here.",
             )
-        if array.dtype.kind == "f" and np.isnan(array).any():
-            first = int(np.flatnonzero(np.isnan(array))[0])
-            bad_value(f"labels[{first}]", "nan", "a class for every sample", "Drop unlabelled samples with Subset.")
+        missing = np.flatnonzero(np.not_equal(array, array)) if array.dtype.kind in "fcmMO" else array[:0]
+        if missing.size:
+            first = int(missing[0])
+            bad_value(
+                f"labels[{first}]",
+                str(array[first]),
+                "a class for every sample",
+                "Drop unlabelled samples with Subset.",
+            )
         self.classes: NDArray[Any]
-        self.classes, inverse = np.unique(array, return_inverse=True)
+        try:
+            self.classes, inverse = np.unique(array, return_inverse=True)
+        except TypeError as error:
+            raise TypeError(f"labels cannot be put in order: {error}. Pass integers, or pass strings.") from None
         self._labels = len(array)
         # members: dataset indices sorted by class; those of class c are members[first[c] : first[c + 1]].
         self._members: Indices = np.argsort(inverse, kind="stable").astype(np.int64)
@@ -60,6 +69,9 @@ class Balanced(Order):
             if length is None
             else whole_number("length", length, low=1, fix="Leave it out for one sample per label.")
         )
+
+    def _parameters(self) -> tuple[Any, ...]:
+        return self.classes, self._members, self._first, self._length
 
     def samples(self, length: int) -> int:
         """Count one epoch: the `length` given, or one per label.

@@ -6,6 +6,7 @@ a function of position, whoever evaluates it.
 """
 
 import hashlib
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ def key(purpose: str, *words: int) -> Key:
     """
     tag = purpose.encode()
     head = (len(tag).to_bytes(8, "little"), tag, len(words).to_bytes(8, "little"))
-    message = b"".join([*head, *(int(word).to_bytes(8, "little") for word in words)])
+    message = b"".join([*head, *(operator.index(word).to_bytes(8, "little") for word in words)])
     digest = hashlib.blake2b(message, digest_size=16).digest()
     return Key(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
 

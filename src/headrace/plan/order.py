@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,19 @@ class Order(ABC):
 
         The function it returns takes any position >= 0; those at and beyond `samples(length)` are pads.
         """
+
+    def _parameters(self) -> tuple[Any, ...]:
+        """Return what makes two orders of one type equal: numbers and arrays."""
+        return ()
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Order) or type(self) is not type(other):
+            return self is other
+        pairs = zip(self._parameters(), other._parameters(), strict=True)
+        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
     def deal(self, seed: int, epoch: int, start: int, stop: int, places: Positions) -> Positions:
         """Return the positions at the given places of the global batch [start, stop)'s dealing sequence.
@@ -111,6 +124,9 @@ class Subset(Order):
         self.random = shuffle
         self._within: Order = Shuffled() if shuffle else Sequential()
         self._largest = int(array.max())
+
+    def _parameters(self) -> tuple[Any, ...]:
+        return self.indices, self.random
 
     def shuffled(self) -> "Subset":
         """Return the same subset, permuted anew in each epoch."""

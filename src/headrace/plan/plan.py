@@ -62,14 +62,19 @@ class Plan:
     _epochs: dict[int, EpochOrder] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        whole_number("batch_size", self.batch_size, low=1, fix="Count samples per rank and step.")
-        whole_number("seed", self.seed, high=MAX_SEED, fix="Any 64-bit number will do.")
-        whole_number(
-            "len(dataset)",
-            self.length,
-            low=1,
-            fix="An empty dataset has no order; check the path or the filter that built it.",
-        )
+        for name, kind in (("order", Order), ("world", World)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(
+                    f"{name}={getattr(self, name)!r} is not allowed: expected an instance of {kind.__name__}."
+                )
+        empty = "An empty dataset has no order; check the path or the filter that built it."
+        numbers = {
+            "batch_size": whole_number("batch_size", self.batch_size, low=1, fix="Count samples per rank and step."),
+            "seed": whole_number("seed", self.seed, high=MAX_SEED, fix="Any 64-bit number will do."),
+            "length": whole_number("len(dataset)", self.length, low=1, fix=empty),
+        }
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)  # numpy's integers would overflow
         if self.tail not in TAILS:
             bad_value("tail", self.tail, f"one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
         object.__setattr__(self, "samples", self.order.samples(self.length))
@@ -97,7 +102,7 @@ class Plan:
         Raises:
             ValueError: `cursor` lies outside [0, samples].
         """
-        whole_number("cursor", cursor, high=self.samples, fix="It counts the epoch's samples already read.")
+        self._check(cursor)
         return len(self._places(cursor, self.end(cursor)))
 
     def steps(self, cursor: int = 0) -> int:
@@ -118,6 +123,7 @@ class Plan:
         Raises:
             IndexError: The rank has no such step.
         """
+        self._check(cursor)
         start = cursor + step * self.global_batch
         stop = min(start + self.global_batch, self.end(cursor))
         places = np.asarray(self._places(start, stop), np.int64)
@@ -126,6 +132,8 @@ class Plan:
                 f"step {step} is out of range: rank {self.world.rank} of {self.world.size} has "
                 f"{self.steps(cursor)} steps from position {cursor} of {self.samples}"
             )
+        if self._in_runs(stop):
+            return places + start
         return self.order.deal(self.seed, epoch, start, stop, places)
 
     def batch(self, epoch: int, step: int, cursor: int = 0) -> Indices:
@@ -155,10 +163,16 @@ class Plan:
         words: Words = generator_seeds(key("batch", self.seed, epoch), np.array([position]))[0]
         return words
 
+    def _check(self, cursor: int) -> None:
+        whole_number("cursor", cursor, high=self.samples, fix="It counts the epoch's samples already read.")
+
+    def _in_runs(self, stop: int) -> bool:
+        return self.pads_last and stop > self.samples
+
     def _places(self, start: int, stop: int) -> range:
         """Return this rank's places in the global batch [start, stop)."""
         rank, size = self.world.rank, self.world.size
-        if self.pads_last and stop > self.samples:
+        if self._in_runs(stop):
             share = (stop - start) // size
             return range(rank * share, (rank + 1) * share)
         return range((rank - start) % size, stop - start, size)

@@ -1,6 +1,7 @@
 """Sampling with replacement in proportion to weights, for any number of items and ranks."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,17 +48,18 @@ class Weighted(Order):
                 "finite numbers >= 0",
                 f"{wrong.size} of {array.size} weights are negative, NaN or infinite.",
             )
-        cumulative = np.cumsum(array)
-        if not np.isfinite(cumulative[-1]):
-            bad_value("sum(weights)", float(cumulative[-1]), "a finite number", "Scale the weights down.")
-        if cumulative[-1] <= 0:
+        if not array.any():
             bad_value("weights", "all zero", "at least one weight > 0", "Nothing could ever be drawn.")
-        self._cumulative: NDArray[np.float64] = cumulative
+        # Scaled by a power of two, which rounds nothing, so that neither huge nor tiny weights leave the range.
+        self._cumulative: NDArray[np.float64] = np.cumsum(np.ldexp(array, -int(np.frexp(array.max())[1])))
         self._num_samples = (
             None
             if num_samples is None
             else whole_number("num_samples", num_samples, low=1, fix="Leave it out for one draw per weight.")
         )
+
+    def _parameters(self) -> tuple[Any, ...]:
+        return self._cumulative, self._num_samples
 
     def samples(self, length: int) -> int:
         """Count one epoch: `num_samples`, or one per weight.

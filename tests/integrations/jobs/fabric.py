@@ -10,9 +10,7 @@ from launch import report
 
 fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
 fabric.launch()
-model, optimizer = fabric.setup(
-    (layer := torch.nn.Linear(1, 1)), torch.optim.SGD(layer.parameters(), lr=0.1)
-)
+model, optimizer = fabric.setup((layer := torch.nn.Linear(1, 1)), torch.optim.SGD(layer.parameters(), lr=0.1))
 loader = DataLoader(range(23), batch_size=4, shuffle=True, num_workers=1)
 wrapped = fabric.setup_dataloaders(loader)
 epochs = []

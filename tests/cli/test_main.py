@@ -1,0 +1,51 @@
+"""The entry point: without the extras it says which to install, and shows no traceback."""
+
+import sys
+
+import pytest
+
+from headrace.cli import main
+
+
+def exit_code() -> object:
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich.console"])
+def test_without_the_cli_extra(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("headrace.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
+    assert exit_code() == 1
+    said = capsys.readouterr()
+    package = missing.partition(".")[0]
+    assert said.err == (
+        f'headrace: the command line needs {package}, which is not installed: pip install "headrace[cli]"\n'
+    )
+    assert not said.out
+
+
+def test_without_the_demo_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "argv", ["headrace", "demo"])
+    assert exit_code() == 1
+    said = capsys.readouterr()
+    assert said.err.endswith('which is not installed: pip install "headrace[demo]"\n')
+    assert not said.out
+
+
+def test_another_missing_module_is_not_blamed_on_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "headrace.cli.app", raising=False)
+    monkeypatch.setitem(sys.modules, "headrace.cli.demo", None)  # type: ignore[arg-type]
+    with pytest.raises(ModuleNotFoundError, match=r"headrace\.cli\.demo"):
+        main()
+
+
+def test_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["headrace", "plan", "--size", "3"])
+    assert exit_code() == 0
+    assert capsys.readouterr().out.startswith("3 samples, 1 rank x 1: each sample once, no pads")
