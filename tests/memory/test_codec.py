@@ -59,6 +59,19 @@ def test_strides_gradients_and_views() -> None:
     assert through(tagged).tag == "kept"
 
 
+def test_tensors_that_share_memory_go_on_sharing_it() -> None:
+    base = torch.arange(100)
+    whole, head, grid, other = through([base[10:30], base[10:14], base[10:30].view(4, 5), torch.arange(3)])
+    whole.fill_(7)
+    assert head.tolist() == [7] * 4
+    assert grid.tolist() == [[7] * 5] * 4
+    assert other.tolist() == [0, 1, 2]
+    assert sum(map(len, encode([base[10:30], base[10:14]])[1:])) == 20 * 8, "what is shared is sent once, and no more"
+    apart = through([base[:2], base[50:]])
+    apart[0].fill_(7)
+    assert apart[1].tolist() == list(range(50, 100))
+
+
 def test_containers_and_arrays() -> None:
     value = {
         "list": [1, "two", b"three", None],

@@ -1,0 +1,26 @@
+"""The command line: `headrace plan` and `headrace demo`."""
+
+import sys
+
+from headrace.errors import MissingExtra
+
+
+def main() -> None:
+    """Run the command line; without the extra that brings it, say so and exit with code 1."""
+    try:
+        _run()
+    except MissingExtra as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _run() -> None:
+    try:
+        from headrace.cli.app import app  # noqa: PLC0415 - needs the extra
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("typer", "rich"):
+            raise
+        text = f'the command line needs {package}, which is not installed: pip install "headrace[cli]"'
+        raise MissingExtra(text) from error
+    app()

@@ -1,0 +1,177 @@
+"""What each rank of `headrace demo` runs: a user's training script that also keeps a record of what it read."""
+
+import hashlib
+import sys
+from collections import Counter
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from headrace.cli.launch import tell
+from headrace.loader import DataLoader
+from headrace.plan import Balanced
+
+EPOCHS = 8
+BATCH_SIZE = 24
+CLASSES = 10
+GLOBAL_BATCH = 48
+DIGEST_EPOCHS = 2
+
+
+def main() -> None:
+    """Run the task that the first argument names, in this rank."""
+    task, *arguments = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    try:
+        if task == "train":
+            train()
+        else:
+            digest(int(arguments[0]))
+    finally:
+        dist.destroy_process_group()
+
+
+def load() -> tuple[TensorDataset, TensorDataset]:
+    """Load the digits, 80 % to train on and 20 % to test on.
+
+    Returns:
+        Two sets whose samples are (index in the set, image of shape (1, 8, 8) in [0, 1], label).
+    """
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - only training needs the extra
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+    labels = torch.tensor(digits.target)
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    held_out = len(labels) // 5
+    training, test = shuffled[held_out:], shuffled[:held_out]
+    return _part(images, labels, training), _part(images, labels, test)
+
+
+def _part(images: Tensor, labels: Tensor, chosen: Tensor) -> TensorDataset:
+    return TensorDataset(torch.arange(len(chosen)), images[chosen], labels[chosen])
+
+
+def network() -> nn.Module:
+    """Make a small convolutional network, the same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 64),
+        nn.ReLU(),
+        nn.Linear(64, CLASSES),
+    )
+
+
+def train() -> None:
+    """Train, evaluate, and read balanced batches; rank 0 tells what happened."""
+    training, test = load()
+    _tell("data", training=len(training), test=len(test))
+    net = network()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    loader = DataLoader(training, batch_size=BATCH_SIZE, shuffle=True)
+    for epoch in range(EPOCHS):
+        total = torch.zeros(2)  # loss, samples
+        read: list[int] = []
+        for indices, images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += torch.tensor([loss.item() * len(labels), len(labels)])
+            read += indices.tolist()
+        dist.all_reduce(total)
+        shares = gather(read)
+        times = Counter(index for share in shares for index in share)
+        _tell(
+            "epoch",
+            epoch=epoch,
+            loss=float(total[0] / total[1]),
+            shares=[len(share) for share in shares],
+            repeated=sum(count - 1 for count in times.values()),
+            missing=len(set(range(len(training))) - times.keys()),
+            order=hashlib.sha256(str(shares).encode()).hexdigest(),
+        )
+    evaluate(net, test)
+    balance(training)
+
+
+def evaluate(model: nn.Module, test: TensorDataset) -> None:
+    """Count right answers over all ranks, each test sample once."""
+    model.eval()
+    counts = torch.zeros(2, dtype=torch.long)  # right, counted
+    read: list[int] = []
+    with torch.no_grad():
+        for indices, images, labels in DataLoader(test, batch_size=BATCH_SIZE, tail="exact"):
+            counts += torch.tensor([int((model(images).argmax(1) == labels).sum()), len(labels)])
+            read += indices.tolist()
+    dist.all_reduce(counts)
+    distinct = len({index for share in gather(read) for index in share})
+    _tell("test", correct=int(counts[0]), counted=int(counts[1]), distinct=distinct)
+
+
+def balance(training: TensorDataset) -> None:
+    """Read balanced batches of a set in which nine in ten of the digits 0 to 4 are missing."""
+    _, images, labels = training.tensors
+    rare = labels < CLASSES // 2
+    kept = torch.cat([rare.nonzero()[::10, 0], (~rare).nonzero()[:, 0]])
+    cut = _part(images, labels, kept)
+    batch_size = 2 * CLASSES
+    counts = [
+        torch.bincount(batch, minlength=CLASSES).tolist()
+        for _, _, batch in DataLoader(cut, batch_size=batch_size, order=Balanced(labels[kept].tolist()))
+    ]
+    ranks = [[one for one in theirs if sum(one) == batch_size] for theirs in gather(counts)]
+    _tell(
+        "balanced",
+        data=torch.bincount(labels[kept], minlength=CLASSES).tolist(),
+        first=[theirs[0] for theirs in ranks],
+        batches=sum(len(theirs) for theirs in ranks),
+        spread=max(max(one) - min(one) for theirs in ranks for one in theirs),
+    )
+
+
+def digest(length: int) -> None:
+    """Digest which samples stand in each global batch, whoever read them."""
+    ranks = dist.get_world_size()
+    # A single rank draws its seed unless it is given one; several take 0.
+    loader = DataLoader(TensorDataset(torch.arange(length)), GLOBAL_BATCH // ranks, shuffle=True, seed=0, tail="exact")
+    sha = hashlib.sha256()
+    steps = samples = 0
+    for _ in range(DIGEST_EPOCHS):
+        for parts in zip_longest(*gather([indices.tolist() for (indices,) in loader]), fillvalue=[]):
+            batch = np.sort(np.concatenate([np.asarray(part, "<i8") for part in parts]))
+            sha.update(np.asarray(len(batch), "<i8").tobytes() + batch.tobytes())
+            steps += 1
+            samples += len(batch)
+    _tell("digest", batch_size=loader.batch_size, steps=steps, samples=samples, digest=sha.hexdigest())
+
+
+def gather(value: Any) -> list[Any]:
+    """Return every rank's value, by rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _tell(fact: str, **values: Any) -> None:
+    if dist.get_rank() == 0:
+        tell(fact, **values)
+
+
+if __name__ == "__main__":
+    main()

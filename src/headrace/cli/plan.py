@@ -1,0 +1,278 @@
+"""`headrace plan`: one epoch's split over the ranks, spelled out and counted."""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.errors import bad_value, whole_number
+from headrace.plan import Plan, Sequential, Shuffled
+from headrace.types import Indices, Positions, Tail, World
+
+MAX_SAMPLES, MAX_BATCHES = 2_000_000, 200_000
+"""Up to so many samples and batches, over all ranks, an epoch is laid out in full and counted."""
+
+_STEPS_SHOWN = 8, 4  # of a long epoch: the first and the last
+_RANKS_SHOWN = 4, 2
+_ALL_RANKS, _ALL_SAMPLES = 8, 4  # so many are all shown, whatever the width
+_LISTED = 8  # samples named in a line below the table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one rank reads at one step.
+
+    Attributes:
+        samples: Dataset indices, shape (n,).
+        positions: Their places in the epoch's global order, shape (n,).
+        pads: Which of them are pads, shape (n,).
+    """
+
+    samples: Indices
+    positions: Positions
+    pads: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often an epoch reads each sample; those before the cursor count as read, by the run before.
+
+    Attributes:
+        once: Samples read exactly once.
+        more: Times read, by dataset index, where that is more than once.
+        never: Dataset indices that are never read.
+    """
+
+    once: int
+    more: dict[int, int]
+    never: list[int]
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """One epoch of a plan, over all its ranks.
+
+    Attributes:
+        plan: The plan of rank 0.
+        epoch: Which epoch.
+        cursor: The position at which it is begun.
+    """
+
+    plan: Plan
+    epoch: int
+    cursor: int
+
+    @classmethod
+    def make(
+        cls,
+        size: int,
+        world_size: int,
+        batch_size: int,
+        tail: str,
+        shuffle: bool,
+        epoch: int,
+        seed: int,
+        cursor: int,
+    ) -> "EpochPlan":
+        """Make the plan from the command's options.
+
+        Raises:
+            ValueError: An option lies outside its range.
+        """
+        # Those that the plan would call by other names than the command's, or does not check.
+        whole_number("--size", size, low=1, fix="Count the dataset's samples.")
+        whole_number("--world-size", world_size, low=1, fix="Count the ranks.")
+        whole_number("--epoch", epoch, fix="Epochs count from 0.")
+        order = Shuffled() if shuffle else Sequential()
+        plan = Plan(order, size, batch_size, World(0, world_size), cast(Tail, tail), seed)
+        plan.share(cursor)  # checks the cursor
+        return cls(plan, epoch, cursor)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the rank that has most."""
+        return -(-(self.plan.end(self.cursor) - self.cursor) // self.plan.global_batch)
+
+    @property
+    def short(self) -> bool:
+        """Whether the epoch is short enough to be laid out in full."""
+        samples = max(self.plan.length, self.plan.end(self.cursor))
+        return samples <= MAX_SAMPLES and self.plan.world.size * max(1, self.steps) <= MAX_BATCHES
+
+    def rank(self, rank: int) -> Plan:
+        """Return one rank's plan."""
+        return replace(self.plan, world=World(rank, self.plan.world.size))
+
+    def cells(self, ranks: list[int], steps: list[int]) -> list[list[Cell | None]]:
+        """Return what the ranks read at the steps, by rank and step; None where a rank has no such step."""
+        asked: list[list[Positions | None]] = []
+        for rank in ranks:
+            plan = self.rank(rank)
+            has = plan.steps(self.cursor)
+            asked.append([plan.positions(self.epoch, step, self.cursor) if step < has else None for step in steps])
+        # The order is the same function on every rank: one call, so that its tables are built once.
+        parts = [one for row in asked for one in row if one is not None]
+        samples = self.plan.indices(self.epoch, np.concatenate(parts)) if parts else np.empty(0, np.int64)
+        pieces = iter(np.split(samples, np.cumsum([len(one) for one in parts])))
+        return [
+            [None if at is None else Cell(next(pieces), at, at >= self.plan.samples) for at in row] for row in asked
+        ]
+
+    def all_cells(self) -> list[list[Cell]]:
+        """Return what every rank reads at each of its steps.
+
+        Raises:
+            ValueError: The epoch is too long to be laid out.
+        """
+        if not self.short:
+            bad_value(
+                "--size",
+                self.plan.length,
+                f"an epoch of at most {MAX_SAMPLES} samples and {MAX_BATCHES} batches, to print all of it",
+                "Leave out --json to see its first and last steps.",
+            )
+        ranks, steps = list(range(self.plan.world.size)), list(range(self.steps))
+        return [[cell for cell in row if cell is not None] for row in self.cells(ranks, steps)]
+
+    def coverage(self, cells: list[list[Cell]]) -> Coverage:
+        """Count how often each sample is read, by what all ranks read together."""
+        before = self.plan.indices(self.epoch, np.arange(self.cursor))
+        read = np.concatenate([before, *(cell.samples for row in cells for cell in row)])
+        counts = np.bincount(read, minlength=self.plan.length)
+        return Coverage(
+            once=int((counts == 1).sum()),
+            more={int(sample): int(counts[sample]) for sample in np.flatnonzero(counts > 1)},
+            never=np.flatnonzero(counts == 0).tolist(),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the whole epoch in JSON's types; `pads` are those of the positions that are pads.
+
+        Raises:
+            ValueError: The epoch is too long to be laid out.
+        """
+        cells = self.all_cells()
+        coverage = self.coverage(cells)
+        return {
+            "size": self.plan.length,
+            "world_size": self.plan.world.size,
+            "batch_size": self.plan.batch_size,
+            "tail": self.plan.tail,
+            "shuffle": self.plan.order.random,
+            "epoch": self.epoch,
+            "seed": self.plan.seed,
+            "cursor": self.cursor,
+            "steps": [len(row) for row in cells],
+            "ranks": [
+                {
+                    "rank": rank,
+                    "steps": [
+                        {
+                            "samples": cell.samples.tolist(),
+                            "positions": cell.positions.tolist(),
+                            "pads": cell.positions[cell.pads].tolist(),
+                        }
+                        for cell in row
+                    ],
+                }
+                for rank, row in enumerate(cells)
+            ],
+            "coverage": {
+                "once": coverage.once,
+                "more": {str(sample): times for sample, times in coverage.more.items()},
+                "never": coverage.never,
+            },
+        }
+
+
+def show(epoch_plan: EpochPlan, console: Console) -> None:
+    """Print the epoch as a table of steps by ranks, and what it covers."""
+    coverage = epoch_plan.coverage(epoch_plan.all_cells()) if epoch_plan.short else None
+    console.print(_summary(epoch_plan, coverage), soft_wrap=True)
+    if epoch_plan.steps:
+        console.print(_table(epoch_plan, console.width))
+    if _pads(epoch_plan):
+        console.print("* a pad: a sample read again, so that all ranks have equally many", style="dim")
+    if coverage is None:
+        limits = f"{MAX_SAMPLES:,} samples or {MAX_BATCHES:,} batches"
+        console.print(f"coverage: not counted, as there are more than {limits}", soft_wrap=True)
+        return
+    more = [f"{sample} ({times} times)" for sample, times in coverage.more.items()]
+    console.print(f"read once:  {_count(coverage.once, 'sample')}")
+    console.print(f"read again: {_listed(more)}", soft_wrap=True)
+    console.print(f"never read: {_listed([str(sample) for sample in coverage.never])}", soft_wrap=True)
+
+
+def _summary(epoch_plan: EpochPlan, coverage: Coverage | None) -> str:
+    plan, cursor, pads = epoch_plan.plan, epoch_plan.cursor, _pads(epoch_plan)
+    head = f"{_count(plan.length, 'sample')}, {_count(plan.world.size, 'rank')} x {plan.batch_size}"
+    if cursor:
+        head += f", from position {cursor:,}"
+    said = [f"{pads:,} pad{'s' * (pads != 1)}" if pads else "no pads", _count(epoch_plan.steps, "step")]
+    if coverage is not None:
+        never = len(coverage.never)
+        said.insert(0, "each sample once" if not never else f"{plan.length - never:,} read, {never:,} never")
+    return f"{head}: {', '.join(said[:-1])} (tail={plan.tail}, {said[-1]})"
+
+
+def _table(epoch_plan: EpochPlan, width: int) -> Table:
+    ranks = _ends(epoch_plan.plan.world.size, *_RANKS_SHOWN, whole=_ALL_RANKS)
+    steps = _ends(epoch_plan.steps, *_STEPS_SHOWN)
+    cells = epoch_plan.cells([rank for rank in ranks if rank is not None], [step for step in steps if step is not None])
+    # A cell's samples should fit on one line; 3 for a column's padding and edge, 1 for a blank.
+    fit = (width // (len(ranks) + 1) - 3) // (len(str(epoch_plan.plan.length)) + 1)
+    table = Table()
+    table.add_column("step", justify="right", no_wrap=True)
+    for rank in ranks:
+        table.add_column("..." if rank is None else f"rank {rank}", overflow="fold")
+    at = 0
+    for step in steps:
+        if step is None:
+            left_out = epoch_plan.steps - sum(_STEPS_SHOWN)
+            table.add_row(f"{left_out:,}\nleft out", *("..." for _ in ranks), style="dim")
+            continue
+        shown = iter(cells)
+        table.add_row(str(step), *("..." if rank is None else _samples(next(shown)[at], fit) for rank in ranks))
+        at += 1
+    return table
+
+
+def _samples(cell: Cell | None, fit: int) -> Text:
+    """Return a cell's samples as text, pads dim and starred."""
+    if cell is None:
+        return Text("-", style="dim")
+    text = Text()
+    for number, place in enumerate(_ends(len(cell.samples), max(1, fit - 2), 1, whole=max(fit, _ALL_SAMPLES))):
+        text.append(" " * (number > 0))
+        if place is None:
+            text.append("...")
+        elif cell.pads[place]:
+            text.append(f"{cell.samples[place]}*", style="dim")
+        else:
+            text.append(str(cell.samples[place]))
+    return text
+
+
+def _ends(count: int, first: int, last: int, whole: int = 0) -> list[int | None]:
+    """Return 0 … count-1, with None for the middle if there are more than `whole`, and than the ends and one."""
+    if count <= max(whole, first + last + 1):
+        return list(range(count))
+    return [*range(first), None, *range(count - last, count)]
+
+
+def _pads(epoch_plan: EpochPlan) -> int:
+    return max(0, epoch_plan.plan.end(epoch_plan.cursor) - epoch_plan.plan.samples)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "none"
+    left = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {left:,} more" if left > 0 else "")
