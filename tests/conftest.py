@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -12,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from waiting import LIMIT_S, wait_for_reapers
+
 HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each for the life of the test run
-PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,11 +28,9 @@ def _nothing_left_behind() -> Iterator[None]:
     before = _held()
     yield
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "headrace-reaper":
-            thread.join(PATIENCE_S)
+    wait_for_reapers()
     children = [child for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
-    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
     assert not alive, f"processes left behind: {alive}"
     left = _held() - before
     assert not left, f"left behind: {dict(left)}"

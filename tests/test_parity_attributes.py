@@ -19,6 +19,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 import headrace
 import parity_datasets as data
 from parity_tools import LOADERS, Raised, abandoned, assert_parity, attempt, interleaved, steps, three_epochs
+from waiting import wait_for_reapers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -46,6 +47,7 @@ PLAIN = (
 
 
 def child_count() -> int:
+    wait_for_reapers()
     return len(multiprocessing.active_children())
 
 

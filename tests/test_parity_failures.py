@@ -15,6 +15,7 @@ import torch
 import parity_datasets as data
 from headrace import DataLoader
 from parity_tools import LOADERS, Raised, assert_parity, attempt, steps
+from waiting import wait_for_reapers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -278,6 +279,7 @@ def test_a_blocked_worker_is_ended():
         next(iterator)
     sentinels = [child.sentinel for child in children]
     iterator._shutdown_workers()
+    wait_for_reapers()
     assert not multiprocessing.active_children()
     assert all(sentinel > 0 for sentinel in sentinels)
     os.close(read_end)

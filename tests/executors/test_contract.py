@@ -11,6 +11,7 @@ import torch
 from executors.contract_datasets import Broken, Large, Squares, Stream, as_list
 from headrace import DataLoader, ProcessExecutor
 from headrace.testing import FakeDataset
+from waiting import wait_for_reapers
 
 Make = Callable[..., DataLoader[Any]]
 
@@ -58,6 +59,13 @@ def test_bits_equal_inline(make: Make) -> None:
             batches = [flat(batch) for batch in loader]
             assert batches == [flat(batch) for batch in expected]
             assert len(batches) == len(loader) == len(expected)
+
+
+def test_tensors_of_mixed_kinds_collate_alike(make: Make) -> None:
+    loader = make([torch.zeros(2), torch.ones(2, dtype=torch.float64), torch.ones(2, requires_grad=True)], batch_size=3)
+    (batch,) = loader
+    assert batch.dtype is torch.float64
+    assert batch.requires_grad
 
 
 def test_epochs_are_shuffled_anew_and_come_again(make: Make) -> None:
@@ -149,6 +157,7 @@ def test_abandoned_readers_leave_nothing(make: Make) -> None:
             next(reader)
         del reader
     gc.collect()
+    wait_for_reapers()
     assert threading.active_count() == threads
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from executors.contract_datasets import Blocked, Deadly, Squares, Unpicklable, refuse
 from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
-
-LIMIT_S = 20.0
+from waiting import LIMIT_S, wait_for_reapers
 
 RANK = """
     import sys
@@ -154,5 +153,6 @@ def test_persistent_workers_are_the_same_processes_and_end_with_the_loader() -> 
     list(loader)
     assert [worker.pid for worker in loader._iterator._workers] == pids
     loader._iterator = None  # what Lightning does at its end
+    wait_for_reapers()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert len(list(loader)) == 37

@@ -4,6 +4,7 @@ import os
 import selectors
 import socket
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -254,7 +255,9 @@ def _hang_up(end: socket.socket) -> None:
 
 def _bury_later(processes: Sequence[BaseProcess]) -> None:
     """Reap workers that were told to stop without making the user wait for them."""
-    if processes:
+    if sys.is_finalizing():
+        _reap(processes)  # a thread begun now would never run
+    elif processes:
         threading.Thread(target=_reap, args=(processes,), name="headrace-reaper", daemon=True).start()
 
 
@@ -326,7 +329,7 @@ def _worker_main(
         ring = Ring(descriptors)
         writer = SlotWriter(ring)
         if work.collate_fn is default_collate:
-            work = replace(work, collate_fn=slot_collate(writer))
+            work = replace(work, collate_fn=slot_collate(writer, as_torch=not work.positional))
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
         refusal: Failure | None = None

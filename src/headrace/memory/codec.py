@@ -5,6 +5,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ import torch
 from headrace.memory.slots import ALIGNMENT, Loans, Mapping, Ring
 
 Buffer = bytes | bytearray | memoryview
+
+_Spans = dict[int, list[tuple[int, int]]]
+"""By storage, where its tensors begin and end, as addresses."""
 
 INLINE_BYTES = 16_384
 """Up to this size a batch goes through the socket; a slot would cost more than the copy."""
@@ -29,6 +33,11 @@ class _Pickler(pickle.Pickler):
 
     refuses_shared = False
 
+    def __init__(self, stream: io.BytesIO, take: Callable[[pickle.PickleBuffer], object], whole: "_Storages") -> None:
+        super().__init__(stream, protocol=5, buffer_callback=take)
+        self.spans: _Spans = {}
+        self._whole = whole
+
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return NotImplemented
@@ -39,8 +48,39 @@ class _Pickler(pickle.Pickler):
         if not _is_plain(value):
             signed = _SIGNED.get(value.dtype)
             return NotImplemented if signed is None else (_viewed, (value.view(signed), value.dtype))
+        span = self.spans.setdefault(value.untyped_storage().data_ptr(), [])
+        span.append((value.data_ptr(), value.data_ptr() + value.nbytes))
+        whole = self._whole.get(value.untyped_storage().data_ptr())
+        if whole is not None:
+            layout = (value.dtype, value.data_ptr() - whole.address, tuple(value.shape), value.stride())
+            return _alias, (whole, *layout, value.requires_grad)
         raw: Any = value.detach().reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape), value.requires_grad)
+
+
+class _Region:
+    """The part of a storage that several tensors share; pickled once, as the memory they are views of."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address = address
+        self._bytes = (ctypes.c_char * size).from_address(address)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return memoryview, (pickle.PickleBuffer(self._bytes),)
+
+
+_Storages = dict[int, _Region]
+
+
+def _overlapping(spans: _Spans) -> _Storages:
+    """Return the region of each storage in which tensors overlap; most batches have none."""
+    regions = {}
+    for storage, ends in spans.items():
+        ordered = sorted(ends)
+        if any(start < end for (_, end), (start, _) in pairwise(ordered)):
+            first, last = ordered[0][0], max(end for _, end in ordered)
+            regions[storage] = _Region(first, last - first)
+    return regions
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -62,6 +102,13 @@ def _tensor(raw: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_gr
     return flat.reshape(shape).requires_grad_(requires_grad)
 
 
+def _alias(
+    raw: Buffer, dtype: torch.dtype, start: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    flat = torch.frombuffer(raw, dtype=dtype, offset=start)
+    return flat.as_strided(shape, stride).requires_grad_(requires_grad)
+
+
 def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.view(dtype)
 
@@ -76,12 +123,15 @@ def encode(value: Any, shared: bool = True) -> list[memoryview]:
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
-    stream = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
-    pickler.refuses_shared = not shared
-    pickler.dump(value)
-    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    whole: _Storages = {}
+    while True:
+        stream = io.BytesIO()
+        buffers: list[pickle.PickleBuffer] = []
+        pickler = _Pickler(stream, buffers.append, whole)
+        pickler.refuses_shared = not shared
+        pickler.dump(value)
+        if whole or not (whole := _overlapping(pickler.spans)):
+            return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
 def decode(parts: Sequence[Buffer]) -> Any:
@@ -198,18 +248,25 @@ def read(message: Sequence[bytearray], loans: Loans) -> Any:
     return decode([*message[1:], *(memory[start : start + size] for start, size in places)])
 
 
-def slot_collate(writer: SlotWriter) -> Callable[[Any], Any]:
-    """Return torch's default collation, stacking tensors straight into the writer's slot."""
+def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:
+    """Return torch's default collation, stacking tensors straight into the writer's slot.
+
+    Args:
+        writer: Where they go.
+        as_torch: Whether the batch takes the first tensor's dtype and refuses gradients, as in torch's workers, or
+            promotes dtypes and keeps gradients, as in torch's own process and under a plan everywhere.
+    """
     from_torch = torch.utils.data._utils.collate
 
-    def stack(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
         first = batch[0]
-        out = None
-        if type(first) is torch.Tensor and first.layout is torch.strided and not first.requires_grad:
-            out = writer.empty((len(batch), *first.shape), first.dtype)
-        if out is None:
-            return torch.stack(list(batch), 0)
-        return torch.stack(list(batch), 0, out=out)
+        if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
+            return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        if not as_torch and any(one.dtype is not first.dtype or one.requires_grad for one in batch):
+            return torch.stack(batch, 0)
+        shape = (len(batch), *first.shape)
+        out = writer.empty(shape, first.dtype)
+        return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
 
     rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack}
     return lambda batch: from_torch.collate(batch, collate_fn_map=rules)

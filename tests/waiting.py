@@ -1,0 +1,12 @@
+"""Waiting for what happens in the background, with a limit."""
+
+import threading
+
+LIMIT_S = 20.0
+
+
+def wait_for_reapers() -> None:
+    """Wait until the workers of closed pools have been reaped."""
+    for thread in threading.enumerate():
+        if thread.name == "headrace-reaper":
+            thread.join(LIMIT_S)
