@@ -3,12 +3,16 @@
 import gc
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headrace.memory.codec import Buffer, decode, encode
+from headrace.memory.codec import decode, encode
 from headrace.memory.slots import ALIGNMENT, Mapping, anonymous_file
+
+_HEAD = struct.Struct("<3Q")
+"""The file's size, where in it the table of parts begins, and how many parts there are."""
 
 
 @contextmanager
@@ -38,21 +42,19 @@ class Payload:
             parts = encode(value, shared=False)
         places, size = [], 0
         for part in parts:
-            places.append((size, len(part)))
+            places += [size, len(part)]
             size += -(-len(part) // ALIGNMENT) * ALIGNMENT
-        self._size = max(size, 1)
-        self._places = places
-        self._descriptor = anonymous_file(self._size)
-        memory = Mapping(self._descriptor, self._size).view()
-        for (start, length), part in zip(places, parts, strict=True):
-            memory[start : start + length] = part
+        table = struct.pack(f"<{len(places)}Q", *places)
+        self._head = _HEAD.pack(size + len(table), size, len(parts))
+        self._descriptor = anonymous_file(size + len(table))
+        memory = Mapping(self._descriptor, size + len(table)).view()
+        memory[size:] = table
+        for start, part in zip(places[0::2], parts, strict=True):
+            memory[start : start + len(part)] = part
 
     def send(self, end: socket.socket) -> None:
-        """Pass the file to a process, over a Unix socket."""
-        words = [self._size, len(self._places), *(word for place in self._places for word in place)]
-        head = b"".join(word.to_bytes(8, "little") for word in words)
-        socket.send_fds(end, [len(head).to_bytes(8, "little")], [self._descriptor])
-        end.sendall(head)
+        """Pass the file to a process, over a Unix socket; a few bytes, which need no reader yet."""
+        socket.send_fds(end, [self._head], [self._descriptor])
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -61,16 +63,15 @@ class Payload:
 
 def receive(end: socket.socket) -> Any:
     """Rebuild a value that was sent; its tensors and arrays are writable, but writes stay in this process."""
-    length, descriptors, _, _ = socket.recv_fds(end, 8, 1)
+    head, descriptors, _, _ = socket.recv_fds(end, _HEAD.size, 1)
+    size, table, count = _HEAD.unpack(head)
     try:
-        head = b""
-        while len(head) < int.from_bytes(length, "little"):
-            head += end.recv(int.from_bytes(length, "little") - len(head))
-        size, count, *words = (int.from_bytes(head[at : at + 8], "little") for at in range(0, len(head), 8))
         memory = Mapping(descriptors[0], size, private=True).view()
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    parts: list[Buffer] = [memory[words[2 * one] : words[2 * one] + words[2 * one + 1]] for one in range(count)]
+    places = struct.unpack(f"<{2 * count}Q", memory[table:])
     with _no_collection():
-        return decode(parts)
+        return decode(
+            [memory[start : start + length] for start, length in zip(places[0::2], places[1::2], strict=True)]
+        )

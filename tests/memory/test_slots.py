@@ -1,0 +1,170 @@
+"""Slots: reused while the user lets batches go, more of them while they are kept, and never a word out of place."""
+
+import gc
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import DataLoader
+from headrace.errors import SlotTooLarge
+from headrace.memory.codec import SlotWriter, read, slot_collate
+from headrace.memory.slots import Loans, Ring, anonymous_file
+
+LARGE = 100_000
+
+
+class Line:
+    """A worker's writer and a rank's reader, with the sockets between them, in one process."""
+
+    def __init__(self) -> None:
+        self.ends = socket.socketpair()
+        self.ring = Ring(self.ends[0])
+        self.writer = SlotWriter(self.ring)
+        self.loans = Loans(self.ends[1])
+        self.collate = slot_collate(self.writer, as_torch=False)
+
+    def pass_on(self, samples: list[Any], collate: bool = True) -> Any:
+        """Give back what the rank returned, then carry one batch across."""
+        while self.loans.returned:
+            self.ring.release(self.loans.returned.popleft())
+        self.writer.begin()
+        message = self.writer.write(self.collate(samples) if collate else samples)
+        return read([bytearray(part) for part in message], self.loans)
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    made = Line()
+    yield made
+    for end in made.ends:
+        end.close()
+
+
+def numbered(number: int, length: int = LARGE) -> torch.Tensor:
+    return torch.full((length,), number)
+
+
+def test_one_slot_serves_batches_that_are_let_go(line: Line) -> None:
+    for number in range(20):
+        batch = line.pass_on([numbered(number)] * 2)
+        assert batch.shape == (2, LARGE)
+        assert (batch == number).all()
+        batch += 1
+        del batch
+    assert len(line.loans) == 1
+
+
+def test_batches_that_are_kept_stay_as_they_are(line: Line) -> None:
+    kept = [line.pass_on([numbered(number)]) for number in range(10)]
+    assert len(line.loans) == 10
+    for number, batch in enumerate(kept):
+        assert (batch == number).all()
+    view = kept[3][:, 5:]
+    kept.clear()
+    for number in range(20, 40):
+        line.pass_on([numbered(number)])
+    assert (view == 3).all(), "a view keeps its slot"
+    assert len(line.loans) == 10
+
+
+def test_a_batch_returns_without_the_garbage_collector(line: Line) -> None:
+    gc.disable()
+    try:
+        for number in range(10):
+            line.pass_on([{"image": numbered(number), "mask": (numbered(-number), "name")}])
+        assert len(line.loans) == 1
+    finally:
+        gc.enable()
+
+
+def test_a_larger_batch_retires_the_slots_before(line: Line) -> None:
+    line.pass_on([numbered(1)])
+    kept = line.pass_on([numbered(2)])
+    for _ in range(3):
+        assert (line.pass_on([numbered(3, 5 * LARGE)]) == 3).all()
+    assert (kept == 2).all()
+    del kept
+    line.pass_on([numbered(4, 5 * LARGE)])
+    line.pass_on([numbered(5)])
+    assert len(line.loans) <= 2
+
+
+def test_default_collation_writes_in_place(line: Line) -> None:
+    line.pass_on([numbered(0)] * 2)
+    line.writer.begin()
+    batch = line.collate([{"x": numbered(1), "y": 1}, {"x": numbered(2), "y": 2}])
+    message = line.writer.write(batch)
+    batch["x"].fill_(9)  # after it was written: only a copy would not show it
+    assert (read([bytearray(part) for part in message], line.loans)["x"] == 9).all()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [np.arange(LARGE), np.arange(LARGE, dtype=np.float32)],
+        [b"x" * LARGE, "y" * LARGE],
+        {"big": torch.arange(LARGE), "text": "z" * LARGE, "none": torch.empty(0)},
+        [],
+        None,
+    ],
+    ids=["arrays", "bytes", "mixed", "empty", "none"],
+)
+def test_anything_else_crosses_too(line: Line, value: Any) -> None:
+    for _ in range(3):
+        copy = line.pass_on(value, collate=False)
+        assert repr(copy) == repr(value)
+        assert type(copy) is type(value)
+
+
+def test_small_batches_need_no_slot(line: Line) -> None:
+    assert line.pass_on([torch.arange(10)]).tolist() == [list(range(10))]
+    assert len(line.loans) == 0
+
+
+def test_memory_that_is_refused_is_an_error_before_it_is_used() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(SlotTooLarge, match=r"needs 2000000 bytes of shared memory.*Use a smaller batch_size"):
+            anonymous_file(2_000_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+
+
+def test_descriptors_do_not_grow_with_batches() -> None:
+    reader = iter(DataLoader([numbered(number) for number in range(60)], batch_size=2, num_workers=2, seed=0))
+    kept = [next(reader) for _ in range(5)]
+    before = descriptors()
+    kept += [next(reader) for _ in range(20)]
+    assert descriptors() == before
+    assert [batch[0, 0].item() for batch in kept] == list(range(0, 50, 2))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4")
+def test_forty_descriptors_are_enough() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 40, limits[1]))
+    try:
+        kept = list(DataLoader([numbered(number) for number in range(100)], num_workers=4, seed=0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [batch[0, 0].item() for batch in kept] == list(range(100))
+
+
+def test_kept_batches_outlive_loader_and_workers() -> None:
+    kept = list(DataLoader([numbered(number) for number in range(8)], num_workers=2, seed=0))
+    gc.collect()
+    assert [batch[0, -1].item() for batch in kept] == list(range(8))
+    kept[0] += 5
+    assert (kept[0] == 5).all()
