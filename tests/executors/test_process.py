@@ -16,9 +16,12 @@ from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
 from waiting import LIMIT_S, wait_for_reapers
 
 RANK = """
+    import signal
     import sys
     from headrace import DataLoader
     from executors.contract_datasets import Squares
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     if __name__ == "__main__":
         loader = DataLoader(Squares(), num_workers=2, multiprocessing_context=sys.argv[1], persistent_workers=True)
@@ -66,7 +69,7 @@ def test_workers_end_when_their_rank_is_killed(tmp_path: Path, start_method: str
     ],
 )
 def test_a_rank_that_ends_takes_its_workers_along(tmp_path: Path, then: str, signal_number: int | None) -> None:
-    rank, workers = start_rank(tmp_path, f"import os, signal; {then}", "fork")
+    rank, workers = start_rank(tmp_path, f"import os; {then}", "fork")
     with rank:
         if signal_number is not None:
             rank.send_signal(signal_number)
