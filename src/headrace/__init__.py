@@ -1,6 +1,6 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
-from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, WorkerDied
+from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, SlotTooLarge, WorkerDied
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor
 from headrace.loader import DataLoader
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
@@ -19,6 +19,7 @@ __all__ = [
     "ProcessExecutor",
     "Sequential",
     "Shuffled",
+    "SlotTooLarge",
     "Subset",
     "Weighted",
     "WorkerDied",

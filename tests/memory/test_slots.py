@@ -138,6 +138,22 @@ def test_memory_that_is_refused_is_an_error_before_it_is_used() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_a_worker_that_is_refused_memory_goes_on() -> None:
+    """Sample 1 is larger than a file may be; the others are not."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, limits[1]))
+    try:
+        samples = [numbered(0), numbered(1, 10 * LARGE), numbered(2)]
+        reader = iter(DataLoader(samples, batch_size=None, num_workers=1, seed=0))
+        assert (next(reader) == 0).all()
+        with pytest.raises(SlotTooLarge, match="which the system refuses") as caught:
+            next(reader)
+        assert not any("pickled" in note for note in getattr(caught.value, "__notes__", ()))
+        assert (next(reader) == 2).all()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
 

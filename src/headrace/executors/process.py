@@ -1,4 +1,4 @@
-"""Workers as local processes, each with one socket to the rank."""
+"""Workers as local processes, each with a socket to the rank, and one more to pass descriptors."""
 
 import os
 import selectors
@@ -22,7 +22,7 @@ import torch.multiprocessing
 from torch._utils import cpu_count
 from torch.utils.data import default_collate
 
-from headrace.errors import WorkerDied
+from headrace.errors import SlotTooLarge, WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool
 from headrace.memory.codec import SlotWriter, decode, encode, read, slot_collate
 from headrace.memory.payload import Payload, receive
@@ -352,7 +352,8 @@ def _worker_main(
             try:
                 parts = writer.write(outcome)
             except Exception as error:  # noqa: BLE001 - it is raised in the rank
-                error.add_note(f"headrace: the batch, a {type(outcome).__name__}, cannot be pickled")
+                if not isinstance(error, SlotTooLarge):
+                    error.add_note(f"headrace: the batch, a {type(outcome).__name__}, cannot be pickled")
                 parts = writer.write(Failure.of(error, where))
             for part in _frame(parts):
                 end.sendall(part)

@@ -5,11 +5,13 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from headrace.errors import SlotTooLarge
 from headrace.memory.slots import ALIGNMENT, Loans, Mapping, Ring
 
 Buffer = bytes | bytearray | memoryview
@@ -154,7 +156,8 @@ class SlotWriter:
     def begin(self) -> None:
         """Choose the slot for the next batch, so that it can be collated in place."""
         if self._slot is None:
-            self._slot = self._ring.acquire()
+            with suppress(SlotTooLarge):  # the batch may need none; if it does, `write` raises
+                self._slot = self._ring.acquire()
         self._used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
@@ -221,11 +224,12 @@ class SlotWriter:
         """Lay everything into a larger slot; the next batch will find it large enough from the beginning."""
         old, self._slot, self._used = self._slot, None, 0
         size = sum(len(part) + ALIGNMENT for part in parts[inline_stream:])
-        self._slot = self._ring.acquire(size)
-        places = self._lay_out(parts)
-        if old is not None:
-            self._ring.release(old[0])
-        return places
+        try:
+            self._slot = self._ring.acquire(size)
+            return self._lay_out(parts)
+        finally:
+            if old is not None:
+                self._ring.release(old[0])
 
     def _inside(self, part: memoryview) -> int | None:
         """Return where in the slot a part lies already, or None."""

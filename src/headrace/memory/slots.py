@@ -112,24 +112,30 @@ class Ring:
         self._free.append(slot)
 
     def acquire(self, size: int = 0) -> tuple[int, Mapping] | None:
-        """Return a free slot of at least `size` bytes, made if need be; None while no batch has needed one."""
-        self._usual = max(self._usual, _rounded(size))
-        if not self._usual:
+        """Return a free slot of at least `size` bytes, made if need be; None while no batch has needed one.
+
+        Raises:
+            SlotTooLarge: The system refuses the memory.
+        """
+        wanted = max(self._usual, _rounded(size))
+        if not wanted:
             return None
         while self._free:
             slot = self._free.pop()
-            if self._slots[slot].size >= self._usual:
+            if self._slots[slot].size >= wanted:
                 return slot, self._slots[slot]
             del self._slots[slot]
             self.given_up.append(slot)
-        return self._make()
+        made = self._make(wanted)
+        self._usual = wanted
+        return made
 
-    def _make(self) -> tuple[int, Mapping]:
-        descriptor = anonymous_file(self._usual)
+    def _make(self, size: int) -> tuple[int, Mapping]:
+        descriptor = anonymous_file(size)
         try:
-            mapping = Mapping(descriptor, self._usual)
+            mapping = Mapping(descriptor, size)
             slot, self._made = self._made, self._made + 1
-            head = slot.to_bytes(8, "little") + self._usual.to_bytes(8, "little")
+            head = slot.to_bytes(8, "little") + size.to_bytes(8, "little")
             socket.send_fds(self._descriptors, [head], [descriptor])
         finally:
             os.close(descriptor)
