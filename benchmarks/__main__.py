@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 from torch._utils import cpu_count
 
 from benchmarks.first_batch import first_batch
+from benchmarks.local import start, transfer
 from benchmarks.rows import Row
 
-BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {"first_batch": first_batch}
+BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {"first_batch": first_batch, "transfer": transfer, "start": start}
 
 
 def machine() -> str:
@@ -39,6 +41,7 @@ def main() -> None:
     unknown = set(arguments.names) - BENCHMARKS.keys()
     if unknown:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}: expected one of {', '.join(BENCHMARKS)}")
+    warnings.filterwarnings("ignore", "This DataLoader will create")
     print(machine())
     rows = []
     for name in arguments.names or BENCHMARKS:

@@ -32,7 +32,7 @@ class Row:
     def __str__(self) -> str:
         return (
             f"{self.name:<44} {self.ours:>10.3g} {self.unit:<4} {self.rival_name}: {self.rival:.4g} {self.unit}  "
-            f"({self.ratio:,.0f} times less, {self.runs} runs, spread {self.spread:.0%})"
+            f"({self.ratio:,.3g} times less, {self.runs} runs, spread {self.spread:.0%})"
         )
 
 

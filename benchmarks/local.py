@@ -1,0 +1,143 @@
+"""Local workers beside torch's: moving batches, the rank's own cost, and starting."""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as Torch
+from torch.utils.data import Dataset
+
+from benchmarks.rows import Row, less_is_better
+from headrace import DataLoader
+
+RUNS = 7
+WARM_UP = 6
+"""Batches that are not counted: workers start, slots are made."""
+
+
+class Repeated(Dataset[Any]):
+    """One sample again and again, made by a function of no arguments: moving batches is all the work there is."""
+
+    def __init__(self, make: Callable[[], Any], length: int) -> None:
+        self.make = make
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make()
+
+
+def listed(samples: list[Any]) -> list[Any]:
+    """Collate nothing."""
+    return samples
+
+
+def stacked(samples: list[Any]) -> Any:
+    """Collate to one array."""
+    return np.stack(samples)
+
+
+def first(samples: list[Any]) -> Any:
+    """Collate to the only sample."""
+    return samples[0]
+
+
+def per_batch(kind: Any, dataset: Dataset[Any], batch_size: int, workers: int, **options: Any) -> tuple[float, ...]:
+    """Return the milliseconds per batch, and the rank's CPU microseconds per batch."""
+    loader = kind(dataset, batch_size=batch_size, num_workers=workers, **options)
+    reader = iter(loader)
+    for _ in range(WARM_UP):
+        next(reader)
+    start, cpu = time.perf_counter(), time.process_time()
+    count = sum(1 for _ in reader)
+    return (time.perf_counter() - start) * 1e3 / count, (time.process_time() - cpu) * 1e6 / count
+
+
+def beside_torch(
+    name: str, make: Callable[[], Any], batches: int, batch_size: int, workers: int, **options: Any
+) -> list[Row]:
+    """Compare on one dataset object, in turn."""
+    dataset = Repeated(make, batches * batch_size)
+    return less_is_better(
+        {f"{name}, {workers} worker(s)": "ms", f"{name}, {workers} worker(s), rank CPU": "us"},
+        lambda: per_batch(DataLoader, dataset, batch_size, workers, **options),
+        lambda: per_batch(Torch, dataset, batch_size, workers, **options),
+        "torch",
+        RUNS,
+    )
+
+
+def transfer() -> Iterator[Row]:
+    """Compare batches of several kinds and sizes."""
+    image = torch.rand(3, 224, 224)
+    digit = torch.rand(1, 28, 28)
+    small = torch.zeros(3, 224, 224, dtype=torch.uint8)
+    array = image.numpy()
+    # Distinct objects: pickle sends an object that occurs twice only once.
+    arrays, texts = cycle([array.copy() for _ in range(64)]), cycle([bytes([one]) * 602_112 for one in range(64)])
+    blob = bytes(38_000_000)
+    for workers in (1, 2):
+        yield from beside_torch("38 MB float32, default collation", lambda: image, 40, 64, workers)
+        yield from beside_torch("100 x 28x28, default collation", lambda: digit, 300, 100, workers)
+        yield from beside_torch("38 MB as a list of arrays", lambda: next(arrays), 20, 64, workers, collate_fn=listed)
+        yield from beside_torch("38 MB as one stacked array", lambda: array, 20, 64, workers, collate_fn=stacked)
+        yield from beside_torch(
+            "38 MB as a list of bytes", lambda: bytes(bytearray(text)), 20, 64, workers, collate_fn=listed
+        )
+        yield from beside_torch("38 MB as one bytes", lambda: blob, 20, 1, workers, collate_fn=first)
+    for workers in (1, 2, 4):
+        yield from beside_torch("4.8 MB uint8, default collation", lambda: small, 100, 32, workers)
+
+
+def epoch(kind: Any, dataset: Dataset[Any]) -> tuple[float, ...]:
+    """Return the milliseconds for an epoch of ten batches by four new workers."""
+    start = time.perf_counter()
+    assert sum(1 for _ in kind(dataset, batch_size=4, num_workers=4)) == 10
+    return ((time.perf_counter() - start) * 1e3,)
+
+
+class Pairs(Dataset[int]):
+    """1.3 million pairs of a path and a label."""
+
+    def __init__(self) -> None:
+        self.pairs = [(f"/data/train/class{one % 1000}/image{one}.jpg", one % 1000) for one in range(1_300_000)]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> int:
+        return self.pairs[index][1]
+
+
+def spawned(kind: Any, dataset: Dataset[Any]) -> tuple[float, ...]:
+    """Return the milliseconds to the first batch of four spawned workers."""
+    loader = kind(dataset, batch_size=4, num_workers=4, multiprocessing_context="spawn")
+    start = time.perf_counter()
+    reader = iter(loader)
+    next(reader)
+    return ((time.perf_counter() - start) * 1e3,)
+
+
+def start() -> Iterator[Row]:
+    """Compare restarts, and the first batch of spawned workers with a large dataset."""
+    tiny = Repeated(lambda: torch.zeros(4), 40)
+    yield from less_is_better(
+        {"10 batches, 4 new workers, fork": "ms"},
+        lambda: epoch(DataLoader, tiny),
+        lambda: epoch(Torch, tiny),
+        "torch",
+        RUNS,
+    )
+    pairs = Pairs()
+    yield from less_is_better(
+        {"first batch, 4 workers, spawn, 1.3 M pairs": "ms"},
+        lambda: spawned(DataLoader, pairs),
+        lambda: spawned(Torch, pairs),
+        "torch",
+        3,
+    )
