@@ -86,9 +86,7 @@ def transfer() -> Iterator[Row]:
         yield from beside_torch("100 x 28x28, default collation", lambda: digit, 300, 100, workers)
         yield from beside_torch("38 MB as a list of arrays", lambda: next(arrays), 20, 64, workers, collate_fn=listed)
         yield from beside_torch("38 MB as one stacked array", lambda: array, 20, 64, workers, collate_fn=stacked)
-        yield from beside_torch(
-            "38 MB as a list of bytes", lambda: bytes(bytearray(text)), 20, 64, workers, collate_fn=listed
-        )
+        yield from beside_torch("38 MB as a list of bytes", lambda: next(texts), 20, 64, workers, collate_fn=listed)
         yield from beside_torch("38 MB as one bytes", lambda: blob, 20, 1, workers, collate_fn=first)
     for workers in (1, 2, 4):
         yield from beside_torch("4.8 MB uint8, default collation", lambda: small, 100, 32, workers)
