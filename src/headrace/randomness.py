@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.random  # numpy loads it late, which every forked worker would do again
 import torch
 from torch.utils.data._utils.worker import _generate_state
 
