@@ -15,7 +15,7 @@ import torch
 from headrace import DataLoader
 from headrace.errors import SlotTooLarge
 from headrace.memory.codec import SlotWriter, read, slot_collate
-from headrace.memory.slots import Loans, Ring, anonymous_file
+from headrace.memory.slots import Loans, Ring, anonymous_file, headroom
 
 LARGE = 100_000
 
@@ -136,6 +136,13 @@ def test_memory_that_is_refused_is_an_error_before_it_is_used() -> None:
             anonymous_file(2_000_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.skipif(headroom() is None, reason="this system does not say how much memory is left")
+def test_memory_that_is_not_there_is_refused_rather_than_taken() -> None:
+    """The kernel would grant it, and then end a process."""
+    with pytest.raises(SlotTooLarge, match=r"\d+ bytes of memory are left"):
+        anonymous_file((headroom() or 0) + 2**30)
 
 
 def test_a_worker_that_is_refused_memory_goes_on() -> None:

@@ -13,6 +13,8 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import SlotTooLarge
@@ -70,6 +72,9 @@ def anonymous_file(size: int) -> int:
     Raises:
         SlotTooLarge: The memory is not to be had. Found out later it would be a SIGBUS.
     """
+    room = headroom()
+    if room is not None and size > room:
+        raise _refused(size, f"{room} bytes of memory are left")
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC)
     else:
@@ -82,11 +87,32 @@ def anonymous_file(size: int) -> int:
             os.ftruncate(descriptor, size)
     except OSError as error:
         os.close(descriptor)
-        raise SlotTooLarge(
-            f"a batch needs {size} bytes of shared memory, which the system refuses: {error.strerror}. "
-            "Use a smaller batch_size, fewer workers or a smaller prefetch_factor, or raise the limit."
-        ) from error
+        raise _refused(size, str(error.strerror)) from error
     return descriptor
+
+
+def headroom() -> int | None:
+    """Return how many bytes of memory may still be taken, of the machine's and of the cgroup's; None if unknown.
+
+    Asking the kernel for more gets no refusal: it ends some process instead.
+    """
+    rooms = []
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        rooms.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
+    with suppress(OSError, StopIteration, ValueError):  # no cgroup, or one without a limit
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        group = Path("/sys/fs/cgroup") / next(line for line in lines if line.startswith("0::"))[3:].lstrip("/")
+        limit = int((group / "memory.max").read_text())
+        rooms.append(limit - int((group / "memory.current").read_text()))
+    return min(rooms, default=None)
+
+
+def _refused(size: int, why: str) -> SlotTooLarge:
+    return SlotTooLarge(
+        f"a batch needs {size} bytes of shared memory, which the system refuses: {why}. "
+        "Use a smaller batch_size, fewer workers or a smaller prefetch_factor, or raise the limit."
+    )
 
 
 class Ring:
