@@ -194,7 +194,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         epoch = EpochPass(self._schedule, plan)
         link = self._link(plan.steps(), 0 if plan.tail == "drop" else plan.samples % plan.global_batch)
         pool = self._iterator if persistent else None
-        if not (isinstance(pool, Pool) and pool.work.plan == plan):
+        if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
             self._iterator = pool = None  # the old workers go before the new come
             pool = self._start(executor, plan=plan, base_seed=plan.seed % 2**63)
             if persistent:
@@ -224,7 +224,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if link is not None and not self._iterable:
             observers.append(link)
         reader = self._iterator if persistent else None
-        if isinstance(reader, Reader):
+        if isinstance(reader, Reader) and not reader.broken:
             reader.restart(self._tasks(), observers)
         else:
             tasks = self._tasks()

@@ -32,7 +32,8 @@ STREAM_END = StreamEnd.STREAM_END
 class StreamShare:
     """How an iterable dataset is dealt over ranks: sample j goes to rank j mod W.
 
-    Every rank reads the whole stream and keeps its share. `tail` rules an unfinished last round of W samples:
+    Every rank reads the whole stream and keeps its share; with several workers each of them deals its own stream, so
+    that shares may differ by a sample per worker. `tail` rules an unfinished last round of W samples:
     "exact" gives them to the first ranks, "drop" to none, and "pad" repeats to each other rank its first
     sample.
     """
@@ -135,7 +136,10 @@ class Worker:
         """Return the batch of a task, or `STREAM_END`; what the user's code raises gets a note and passes through."""
         match task:
             case PlanTask():
-                return self._planned(task)
+                try:
+                    return self._planned(task)
+                except StopIteration as error:  # a loop over the loader would take it for the end of the epoch
+                    raise RuntimeError("the dataset or collate_fn raised StopIteration") from error
             case StreamTask():
                 return self._streamed(task)
             case IndexTask(index):

@@ -67,6 +67,47 @@ class Unpicklable(Squares):
         return lambda: index
 
 
+class Fragile:
+    """Unpickling number 3 is interrupted the first time, as a Ctrl-C would."""
+
+    interrupted = False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+        if self.number == 3 and not Fragile.interrupted:
+            Fragile.interrupted = True
+            raise KeyboardInterrupt
+
+
+class FragileOnes(Squares):
+    """Samples that are interrupted on their way."""
+
+    def __getitem__(self, index: int) -> Any:
+        return Fragile(index)
+
+
+class Exhausted(Squares):
+    """Sample 5 raises what a loop would take for the end."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+class Secretive(Squares):
+    """Raises an exception of a class that no other process can be told about."""
+
+    def __getitem__(self, index: int) -> Any:
+        class Secret(Exception):
+            pass
+
+        raise Secret("the real reason")
+
+
 class Large(Dataset[torch.Tensor]):
     """Samples far larger than a socket's buffer."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from executors.contract_datasets import Broken, Large, Squares, Stream, as_list
+from executors.contract_datasets import Broken, Exhausted, Large, Squares, Stream, as_list
 from headrace import DataLoader, ProcessExecutor
 from headrace.testing import FakeDataset
 from waiting import wait_for_reapers
@@ -106,6 +106,14 @@ def test_errors_arrive_in_their_place_and_the_reader_goes_on(make: Make) -> None
         next(reader)
     with pytest.raises(StopIteration):
         next(reader)
+
+
+def test_stop_iteration_does_not_pass_for_the_end(make: Make) -> None:
+    reader = iter(make(Exhausted(), batch_size=5))
+    next(reader)
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        next(reader)
+    assert len(list(reader)) == 6
 
 
 def test_batches_larger_than_any_buffer(make: Make) -> None:

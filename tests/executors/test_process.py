@@ -1,17 +1,29 @@
 """What goes wrong with processes: each event ends in an error that says what happened, and leaves nothing behind."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from executors.contract_datasets import Blocked, Deadly, Squares, Unpicklable, refuse
+from executors.contract_datasets import (
+    Blocked,
+    Deadly,
+    Fragile,
+    FragileOnes,
+    Large,
+    Secretive,
+    Squares,
+    Unpicklable,
+    refuse,
+)
 from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
 from waiting import LIMIT_S, wait_for_reapers
 
@@ -116,6 +128,60 @@ def test_batches_finished_before_a_death_are_delivered() -> None:
     assert [next(reader)["square"][:, 1].tolist() for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     with pytest.raises(WorkerDied):
         next(reader)
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
+def test_an_interruption_while_unpickling_loses_that_batch_alone(options: dict[str, Any]) -> None:
+    Fragile.interrupted = False
+    loader = DataLoader(FragileOnes(), batch_size=None, num_workers=1, seed=0, **options)
+    reader = iter(loader)
+    assert [next(reader).number for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyboardInterrupt):
+        next(reader)
+    assert [one.number for one in reader] == list(range(4, 37))
+    assert [one.number for one in loader] == list(range(37))
+
+
+def test_persistent_workers_that_died_are_replaced_at_the_next_epoch() -> None:
+    for options in ({"seed": 0}, {}):
+        loader = DataLoader(Deadly(signal.SIGKILL), num_workers=1, batch_size=3, persistent_workers=True, **options)
+        with pytest.raises(WorkerDied):
+            list(loader)
+        assert next(iter(loader))["square"].shape == (3, 2)
+
+
+def test_a_death_is_noticed_where_children_are_ignored(tmp_path: Path) -> None:
+    """In a process of its own: nobody can wait for children then, multiprocessing included."""
+    script = tmp_path / "ignoring.py"
+    script.write_text(
+        "import signal\n"
+        "from headrace import DataLoader\n"
+        "from executors.contract_datasets import Deadly\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "list(DataLoader(Deadly(signal.SIGKILL), num_workers=2, seed=0))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert "WorkerDied: DataLoader worker" in done.stderr
+
+
+def test_an_exception_that_cannot_travel_keeps_its_reason() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)Caught RuntimeError in DataLoader worker.*Secret: the real reason"):
+        next(iter(DataLoader(Secretive(), num_workers=1, seed=0)))
+
+
+def test_a_finished_pool_needs_no_garbage_collector() -> None:
+    gc.disable()
+    try:
+        reader = iter(DataLoader(Large(), num_workers=1, seed=0))
+        loans = weakref.ref(reader._pool._peers[0].loans)  # type: ignore[union-attr]
+        assert len(list(reader)) == 6
+        del reader
+        wait_for_reapers()
+        assert loans() is None or not len(loans())  # type: ignore[arg-type]
+    finally:
+        gc.enable()
 
 
 def test_timeout(tmp_path: Path) -> None:

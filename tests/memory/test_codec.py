@@ -72,6 +72,14 @@ def test_tensors_that_share_memory_go_on_sharing_it() -> None:
     assert apart[1].tolist() == list(range(50, 100))
 
 
+def test_empty_and_differently_typed_views_among_those_that_share() -> None:
+    base = torch.arange(10, dtype=torch.uint8)
+    whole, words, nothing, end = through([base, base[:8].view(torch.int32), base[:0], base[10:10]])
+    assert whole.tolist() == list(range(10))
+    assert (words.dtype, words.shape) == (torch.int32, (2,))
+    assert nothing.shape == end.shape == (0,)
+
+
 def test_containers_and_arrays() -> None:
     value = {
         "list": [1, "two", b"three", None],

@@ -14,7 +14,7 @@ import torch
 
 from headrace import DataLoader
 from headrace.errors import SlotTooLarge
-from headrace.memory.codec import SlotWriter, read, slot_collate
+from headrace.memory.codec import SlotWriter, decode, lift, slot_collate
 from headrace.memory.slots import Loans, Ring, anonymous_file, headroom
 
 LARGE = 100_000
@@ -36,7 +36,7 @@ class Line:
             self.ring.release(self.loans.returned.popleft())
         self.writer.begin()
         message = self.writer.write(self.collate(samples) if collate else samples)
-        return read([bytearray(part) for part in message], self.loans)
+        return decode(lift([bytearray(part) for part in message], self.loans))
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_default_collation_writes_in_place(line: Line) -> None:
     batch = line.collate([{"x": numbered(1), "y": 1}, {"x": numbered(2), "y": 2}])
     message = line.writer.write(batch)
     batch["x"].fill_(9)  # after it was written: only a copy would not show it
-    assert (read([bytearray(part) for part in message], line.loans)["x"] == 9).all()
+    assert (decode(lift([bytearray(part) for part in message], line.loans))["x"] == 9).all()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,21 @@ def test_anything_else_crosses_too(line: Line, value: Any) -> None:
         copy = line.pass_on(value, collate=False)
         assert repr(copy) == repr(value)
         assert type(copy) is type(value)
+
+
+def test_who_keeps_the_labels_does_not_keep_the_images(line: Line) -> None:
+    labels = [line.pass_on([(numbered(number), number)] * 2)[1] for number in range(10)]
+    assert len(line.loans) == 1
+    assert [one.tolist() for one in labels] == [[number] * 2 for number in range(10)]
+
+
+def test_one_large_batch_is_forgotten(line: Line) -> None:
+    line.pass_on([numbered(0, 50 * LARGE)])
+    kept = [line.pass_on([numbered(1)]) for _ in range(20)]
+    sizes = sorted(slot.size for slot in line.loans._slots.values())
+    assert sizes[len(sizes) // 2 :][0] < 20 * LARGE * 8
+    assert sum(size > 20 * LARGE * 8 for size in sizes) <= 9
+    del kept
 
 
 def test_small_batches_need_no_slot(line: Line) -> None:

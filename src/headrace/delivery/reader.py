@@ -176,6 +176,11 @@ class Reader(Iterator[Any]):
             pool.close()
 
     @property
+    def broken(self) -> bool:
+        """Whether its workers can no longer do all their work."""
+        return self._pool is None or self._pool.broken
+
+    @property
     def _workers(self) -> Sequence[Any]:
         return () if self._pool is None else self._pool.processes
 

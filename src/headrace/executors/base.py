@@ -5,8 +5,9 @@ running workers that take tasks. The loader knows nothing else, so that threads,
 fit in without touching it.
 """
 
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,10 @@ class Failure:
     def of(cls, error: BaseException, where: str) -> "Failure":
         """Wrap an exception that is being handled; `where` follows "Caught ValueError"."""
         wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where)  # type: ignore[no-untyped-call]
+        try:
+            pickle.dumps(type(error))
+        except Exception:  # noqa: BLE001 - a local class cannot travel; its message and traceback can
+            wrapped.exc_type = RuntimeError
         return cls(wrapped, tuple(getattr(error, "__notes__", ())))
 
     def reraise(self) -> None:
@@ -42,13 +47,14 @@ class Failure:
 class Future:
     """A batch to come. The pool fills it in; whoever asked for it takes the result, once."""
 
-    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "worker")
+    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "_rebuild", "worker")
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
         self._done = False
         self._outcome: Any = None
         self._error: BaseException | None = None
+        self._rebuild: Callable[[], Any] | None = None
 
     def done(self) -> bool:
         """Tell whether the outcome is there."""
@@ -59,6 +65,11 @@ class Future:
         self._outcome = outcome
         self._done = True
 
+    def resolve_later(self, rebuild: Callable[[], Any]) -> None:
+        """Fill in how to rebuild the outcome: the user's classes run then, and may be interrupted."""
+        self._rebuild = rebuild
+        self._done = True
+
     def fail(self, error: BaseException) -> None:
         """Fill in an exception to raise in the batch's place."""
         self._error = error
@@ -67,7 +78,10 @@ class Future:
     def result(self) -> Any:
         """Hand the batch over, or raise what the work raised; to be called once, when `done`."""
         outcome, error = self._outcome, self._error
+        rebuild, self._rebuild = self._rebuild, None
         self._outcome = self._error = None
+        if rebuild is not None:
+            outcome = rebuild()
         if isinstance(outcome, Failure):
             outcome.reraise()
         if error is not None:
@@ -81,10 +95,12 @@ class Pool(ABC):
     Attributes:
         work: What its workers do.
         workers: How many there are.
+        broken: Whether it can no longer do all its work: a worker died, or its messages were torn.
     """
 
     work: Work
     workers: int
+    broken: bool = False
 
     @abstractmethod
     def submit(self, task: Task, worker: int | None = None) -> Future:

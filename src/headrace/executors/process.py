@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
@@ -24,7 +25,7 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge, WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool
-from headrace.memory.codec import SlotWriter, decode, encode, read, slot_collate
+from headrace.memory.codec import SlotWriter, decode, encode, lift, slot_collate
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Loans, Ring
 from headrace.types import StreamTask, Task
@@ -86,9 +87,8 @@ class _Peer:
             return
         future = self.unanswered.popleft()
         try:
-            future.resolve(read(parts, self.loans))
-        except Exception as error:  # noqa: BLE001 - the user's classes run here; the error is raised in place of the batch
-            error.add_note("headrace: while unpickling a batch that a worker sent")
+            future.resolve_later(partial(decode, lift(parts, self.loans)))
+        except SlotTooLarge as error:
             future.fail(error)
 
     def send(self) -> None:
@@ -117,7 +117,18 @@ class _Peer:
                 return False
             if not count:
                 return False
-            self._wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames)
+            # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
+            wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames, None)
+            if wanted is None:
+                return False
+            self._wanted = wanted
+
+    def close(self) -> None:
+        """Hang up, and let go of what only a reference cycle would keep."""
+        _hang_up(self.end)
+        self.descriptors.close()
+        self._frames.close()
+        self.loans.close()
 
 
 class _ProcessPool(Pool):
@@ -133,6 +144,8 @@ class _ProcessPool(Pool):
             payload = None if context.get_start_method() == "fork" else _payload_of(work)
             for worker in range(workers):
                 self._prepare(worker, context, payload)
+                if payload is None:
+                    self._start_workers()  # before there is another socket that this worker could inherit
             self._start_workers()
         except BaseException as error:
             if isinstance(error, TypeError | AttributeError | PicklingError):
@@ -219,11 +232,11 @@ class _ProcessPool(Pool):
 
     def _bury(self, peer: _Peer) -> None:
         """Fail what a dead worker still owed."""
+        self.broken = peer.ready = True
         if peer.end.fileno() >= 0:
             self._selector.unregister(peer.end)
-            peer.end.close()
+            _hang_up(peer.end)
             peer.descriptors.close()
-        peer.ready = True
         peer.process.join(_GRACE_S)
         while peer.unanswered:
             peer.unanswered.popleft().fail(_death(peer.process))
@@ -234,8 +247,7 @@ class _ProcessPool(Pool):
         for peer in self._peers:
             if peer.end.fileno() >= 0:
                 self._selector.unregister(peer.end)
-                _hang_up(peer.end)
-                peer.descriptors.close()
+            peer.close()
             peer.unanswered.clear()
         self._selector.close()
         for _, ends in self._unstarted:
@@ -269,9 +281,11 @@ def _reap(processes: Sequence[BaseProcess]) -> None:
             getattr(process, hurry or "")()
         deadline = time.monotonic() + _GRACE_S
         while waiting and (left := deadline - time.monotonic()) > 0:
-            connection.wait([process.sentinel for process in waiting], left)
-            waiting = [process for process in waiting if process.is_alive()]
+            # Where SIGCHLD is ignored only the sentinel tells that a process has ended.
+            ended = connection.wait([process.sentinel for process in waiting], left)
+            waiting = [process for process in waiting if process.sentinel not in ended and process.is_alive()]
     for process in processes:
+        process.join(_LIVENESS_S)  # the sentinel fires a moment before there is an exit status
         if not process.is_alive():
             process.close()
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import io
+import math
 import pickle
 import struct
 from collections.abc import Callable, Sequence
@@ -20,7 +21,14 @@ _Spans = dict[int, list[tuple[int, int]]]
 """By storage, where its tensors begin and end, as addresses."""
 
 INLINE_BYTES = 16_384
-"""Up to this size a batch goes through the socket; a slot would cost more than the copy."""
+"""Up to this size a batch, or a part of one, goes through the socket: a slot would cost more than the copy, and who
+keeps the labels of every batch should not keep the images' slots with them."""
+
+INLINE_PARTS = 16
+"""No more parts of one batch than these."""
+
+_INLINE = (-1, 0)
+"""The place of a part that goes through the socket."""
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Dtypes that torch cannot unpickle, and those that hold the same bits."""
@@ -50,12 +58,13 @@ class _Pickler(pickle.Pickler):
         if not _is_plain(value):
             signed = _SIGNED.get(value.dtype)
             return NotImplemented if signed is None else (_viewed, (value.view(signed), value.dtype))
-        span = self.spans.setdefault(value.untyped_storage().data_ptr(), [])
-        span.append((value.data_ptr(), value.data_ptr() + value.nbytes))
-        whole = self._whole.get(value.untyped_storage().data_ptr())
-        if whole is not None:
-            layout = (value.dtype, value.data_ptr() - whole.address, tuple(value.shape), value.stride())
-            return _alias, (whole, *layout, value.requires_grad)
+        if value.numel():
+            span = self.spans.setdefault(value.untyped_storage().data_ptr(), [])
+            span.append((value.data_ptr(), value.data_ptr() + value.nbytes))
+            whole = self._whole.get(value.untyped_storage().data_ptr())
+            if whole is not None:
+                layout = (value.dtype, tuple(value.shape), value.requires_grad)
+                return _alias, (whole, value.data_ptr() - whole.address, *layout)
         raw: Any = value.detach().reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape), value.requires_grad)
 
@@ -100,15 +109,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _tensor(raw: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    flat = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype, device="cpu")
     return flat.reshape(shape).requires_grad_(requires_grad)
 
 
-def _alias(
-    raw: Buffer, dtype: torch.dtype, start: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
-) -> torch.Tensor:
-    flat = torch.frombuffer(raw, dtype=dtype, offset=start)
-    return flat.as_strided(shape, stride).requires_grad_(requires_grad)
+def _alias(raw: Buffer, start: int, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    flat = torch.frombuffer(raw, dtype=dtype, offset=start, count=math.prod(shape))
+    return flat.reshape(shape).requires_grad_(requires_grad)
 
 
 def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -166,7 +173,7 @@ class SlotWriter:
         for length in shape:
             size *= length
         start = -(-self._used // ALIGNMENT) * ALIGNMENT
-        if self._slot is None or not size or start + size > self._slot[1].size:
+        if self._slot is None or size <= INLINE_BYTES or start + size > self._slot[1].size:
             return None
         self._used = start + size
         memory = self._slot[1].view()[start : self._used]
@@ -185,48 +192,48 @@ class SlotWriter:
         parts = encode(value)
         if sum(map(len, parts)) <= INLINE_BYTES:
             return [self._head(-1, []), *parts]
-        places = self._lay_out(parts)
+        small = [number for number, part in enumerate(parts) if len(part) <= INLINE_BYTES][:INLINE_PARTS]
+        if len(small) == len(parts):
+            return [self._head(-1, []), *parts]
+        places = self._lay_out(parts, set(small))
         assert self._slot is not None
         number, self._slot = self._slot[0], None
-        if places[0] is None:
-            return [self._head(number, places[1:]), parts[0]]
-        return [self._head(number, places)]
+        return [self._head(number, places), *(parts[one] for one in small)]
 
-    def _head(self, number: int, places: Sequence[tuple[int, int] | None]) -> memoryview:
+    def _head(self, number: int, places: Sequence[tuple[int, int]]) -> memoryview:
         given_up, self._ring.given_up = self._ring.given_up, []
-        flat = [coordinate for place in places if place is not None for coordinate in place]
-        words = [number, len(given_up), *given_up, *flat]
+        words = [number, len(given_up), *given_up, *(coordinate for place in places for coordinate in place)]
         return memoryview(struct.pack(f"<{len(words)}q", *words))
 
-    def _lay_out(self, parts: list[memoryview]) -> list[tuple[int, int] | None]:
-        """Copy parts into the slot unless they are there; return each part's place, None for a short stream."""
-        inline_stream = len(parts[0]) <= INLINE_BYTES
-        places: list[tuple[int, int] | None] = [None] * len(parts)
+    def _lay_out(self, parts: list[memoryview], inline: set[int]) -> list[tuple[int, int]]:
+        """Copy parts into the slot unless they are there; return where each lies, `_INLINE` for those in `inline`."""
+        places = [_INLINE] * len(parts)
         missing = []
         for number, part in enumerate(parts):
-            inside = self._inside(part)
-            if inside is not None:
-                places[number] = (inside, len(part))
-            elif number or not inline_stream:
-                missing.append(number)
+            if number not in inline:
+                inside = self._inside(part)
+                places[number] = (inside or 0, len(part))
+                if inside is None:
+                    missing.append(number)
         needed = self._used + sum(len(parts[number]) + ALIGNMENT for number in missing)
         if self._slot is None or needed > self._slot[1].size:
-            return self._move(parts, inline_stream)
+            return self._move(parts, inline)
         view = self._slot[1].view()
         for number in missing:
             start = -(-self._used // ALIGNMENT) * ALIGNMENT
             self._used = start + len(parts[number])
             view[start : self._used] = parts[number]
             places[number] = (start, len(parts[number]))
+        self._ring.used(self._used)
         return places
 
-    def _move(self, parts: list[memoryview], inline_stream: bool) -> list[tuple[int, int] | None]:
-        """Lay everything into a larger slot; the next batch will find it large enough from the beginning."""
+    def _move(self, parts: list[memoryview], inline: set[int]) -> list[tuple[int, int]]:
+        """Lay everything into a larger slot; the next batches will find it large enough from the beginning."""
         old, self._slot, self._used = self._slot, None, 0
-        size = sum(len(part) + ALIGNMENT for part in parts[inline_stream:])
+        size = sum(len(part) + ALIGNMENT for number, part in enumerate(parts) if number not in inline)
         try:
             self._slot = self._ring.acquire(size)
-            return self._lay_out(parts)
+            return self._lay_out(parts, inline)
         finally:
             if old is not None:
                 self._ring.release(old[0])
@@ -240,16 +247,17 @@ class SlotWriter:
         return offset if 0 <= offset < self._slot[1].size else None
 
 
-def read(message: Sequence[bytearray], loans: Loans) -> Any:
-    """Rebuild what a `SlotWriter` wrote: tensors and arrays are writable, and lie in the slot while they live."""
+def lift(message: Sequence[bytearray], loans: Loans) -> list[Buffer]:
+    """Return the parts of what a `SlotWriter` wrote, to be decoded; while one of them lives, the slot is on loan."""
     number, count, *words = struct.unpack(f"<{len(message[0]) // 8}q", message[0])
     for slot in words[:count]:
         loans.forget(slot)
     if number < 0:
-        return decode(message[1:])
+        return list(message[1:])
     memory = loans.borrow(number)
+    inline = iter(message[1:])
     places = zip(words[count::2], words[count + 1 :: 2], strict=True)
-    return decode([*message[1:], *(memory[start : start + size] for start, size in places)])
+    return [next(inline) if place == _INLINE else memory[place[0] : sum(place)] for place in places]
 
 
 def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:

@@ -22,6 +22,9 @@ from headrace.errors import SlotTooLarge
 ALIGNMENT = 64
 """Where tensors begin in a slot, in bytes: a cache line."""
 
+RECENT = 8
+"""How many batches it takes to forget an uncommonly large one."""
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -122,7 +125,7 @@ class Ring:
         descriptors: The socket over which the rank gets each new slot's descriptor.
 
     Attributes:
-        given_up: Slots that have become too small, which the rank may forget.
+        given_up: Slots that have become too small, or far too large, which the rank may forget.
     """
 
     def __init__(self, descriptors: socket.socket) -> None:
@@ -131,7 +134,7 @@ class Ring:
         self._slots: dict[int, Mapping] = {}
         self._free: list[int] = []
         self._made = 0
-        self._usual = 0
+        self._recent: deque[int] = deque(maxlen=RECENT)
 
     def release(self, slot: int) -> None:
         """Take a slot back."""
@@ -143,18 +146,20 @@ class Ring:
         Raises:
             SlotTooLarge: The system refuses the memory.
         """
-        wanted = max(self._usual, _rounded(size))
+        wanted = _rounded(max(size, *self._recent, 0))
         if not wanted:
             return None
         while self._free:
             slot = self._free.pop()
-            if self._slots[slot].size >= wanted:
+            if wanted <= self._slots[slot].size <= 4 * wanted:
                 return slot, self._slots[slot]
             del self._slots[slot]
             self.given_up.append(slot)
-        made = self._make(wanted)
-        self._usual = wanted
-        return made
+        return self._make(wanted)
+
+    def used(self, size: int) -> None:
+        """Note how much of its slot a batch took: slots are made for the largest of the last few."""
+        self._recent.append(size)
 
     def _make(self, size: int) -> tuple[int, Mapping]:
         descriptor = anonymous_file(size)
@@ -203,11 +208,18 @@ class Loans:
         self._slots.pop(slot, None)
         self._watched.pop(slot, None)
 
+    def close(self) -> None:
+        """Let go of everything that no tensor needs."""
+        self._slots.clear()
+        self._watched.clear()
+
     def __len__(self) -> int:
         return len(self._slots)
 
     def _map_next(self) -> None:
         head, descriptors, _, _ = socket.recv_fds(self._descriptors, 16, 1)
+        if not descriptors:
+            raise SlotTooLarge("a slot's descriptor could not be received: this process has too many files open")
         try:
             slot, size = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:], "little")
             self._slots[slot] = Mapping(descriptors[0], size)
