@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Schedule:
     _drawn_seed: int | None = None
     _plan: Plan | None = None
     _abandoned: str | None = None
-    _warned: set[str] = field(default_factory=set)
+    _warned: bool = False
 
     def world(self) -> World:
         """Return the world as it is now."""
@@ -139,8 +139,8 @@ class Schedule:
 
     def begin(self) -> None:
         """Warn, once, if the epoch about to begin is one that was broken off."""
-        if self._abandoned and "abandoned" not in self._warned:
-            self._warned.add("abandoned")
+        if self._abandoned and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"epoch {self.epoch} was abandoned after {self._abandoned} and starts again at its first batch, since "
                 f"an epoch advances only when it is finished. To go on with the next one call "

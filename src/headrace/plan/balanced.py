@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import bad_value, whole_number
 from headrace.plan.keys import Key, hash64, key
-from headrace.plan.order import EpochOrder, Order
+from headrace.plan.order import EpochOrder, Order, flat_array
 from headrace.plan.permute import SMALL, permutation
 from headrace.types import Indices, Positions
 
@@ -38,14 +38,7 @@ class Balanced(Order):
     """
 
     def __init__(self, labels: Sequence[Any] | NDArray[Any], length: int | None = None) -> None:
-        array = np.asarray(labels)
-        if array.ndim != 1 or not array.size:
-            bad_value(
-                "labels",
-                list(array.shape),
-                "a non-empty sequence, one label a sample",
-                "Its shape is shown here.",
-            )
+        array = flat_array("labels", labels, "a non-empty sequence, one label a sample")
         missing = np.flatnonzero(np.not_equal(array, array)) if array.dtype.kind in "fcmMO" else array[:0]
         if missing.size:
             first = int(missing[0])

@@ -16,6 +16,18 @@ EpochOrder: TypeAlias = Callable[[Positions], Indices]
 """One epoch's order: positions >= 0 in, dataset indices out, shape (n,) to (n,)."""
 
 
+def flat_array(name: str, values: Any, allowed: str) -> NDArray[Any]:
+    """Return an order's argument as an array of shape (n,), n >= 1.
+
+    Raises:
+        ValueError: It is empty or not one-dimensional; the text shows its shape.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or not array.size:
+        bad_value(name, list(array.shape), allowed, "Its shape is shown here.")
+    return array
+
+
 class Order(ABC):
     """Which sample stands at which global position of an epoch. A value: it holds no seed and no progress."""
 
@@ -110,9 +122,7 @@ class Subset(Order):
     """
 
     def __init__(self, indices: Sequence[int] | NDArray[np.integer], shuffle: bool = False) -> None:
-        array = np.asarray(indices)
-        if array.ndim != 1 or not array.size:
-            bad_value("indices", list(array.shape), "a non-empty sequence of integers", "Its shape is shown here.")
+        array = flat_array("indices", indices, "a non-empty sequence of integers")
         if array.dtype.kind not in "iu":
             raise TypeError(
                 f"indices of dtype {array.dtype} are not allowed: expected integers. "

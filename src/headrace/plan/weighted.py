@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import bad_value, whole_number
 from headrace.plan.keys import key, uniforms
-from headrace.plan.order import EpochOrder, Order
+from headrace.plan.order import EpochOrder, Order, flat_array
 from headrace.types import Indices, Positions
 
 
@@ -30,9 +30,7 @@ class Weighted(Order):
     """
 
     def __init__(self, weights: Sequence[float] | NDArray[np.floating], num_samples: int | None = None) -> None:
-        array = np.asarray(weights)
-        if array.ndim != 1 or not array.size:
-            bad_value("weights", list(array.shape), "a non-empty sequence of numbers", "Its shape is shown here.")
+        array = flat_array("weights", weights, "a non-empty sequence of numbers")
         if array.dtype.kind not in "biuf":
             raise TypeError(
                 f"weights of dtype {array.dtype} are not allowed: expected real numbers >= 0. "
