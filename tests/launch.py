@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 150
+RANK = Path(__file__).parent / "rank.py"
 
 
 def run_ranks(script: Path, size: int, folder: Path, *arguments: str) -> list[Any]:
@@ -17,7 +18,7 @@ def run_ranks(script: Path, size: int, folder: Path, *arguments: str) -> list[An
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     done = subprocess.run(
-        [*command, str(script), str(folder), *arguments],
+        [*command, str(RANK), str(script), str(folder), *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launch import RANK
+
 DDP = Path(__file__).parent.parent / "examples" / "ddp.py"
 LIMIT_S = 120
 
@@ -16,7 +18,15 @@ LIMIT_S = 120
 @pytest.mark.parametrize("size", [1, 2])
 def test_ddp(size: int, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", str(DDP)],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={size}",
+            str(RANK),
+            str(DDP),
+        ],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
