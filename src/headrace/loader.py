@@ -1,21 +1,23 @@
 """`headrace.DataLoader`: torch's signature, and the wiring of plan, executor and delivery behind it."""
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import BatchSampler, Dataset, IterDataPipe, MapDataPipe, Sampler, default_collate
 
-from headrace import options, sampling
+from headrace import gather, options, sampling
 from headrace.delivery import accelerate
 from headrace.delivery.pin import pinning
 from headrace.delivery.reader import Delivery, Observer, PromisedLength, Reader
 from headrace.executors import Executor, Pool
 from headrace.plan import Order, Sequential, Shuffled, Subset
 from headrace.sampling import EpochPass, Schedule
+from headrace.telemetry.stats import Meter, Stats
 from headrace.types import IndexTask, StreamTask, Tail, Task, World
 from headrace.work import StreamShare, Work, is_iterable
 
@@ -129,6 +131,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._user_order = sampler is not None or batch_sampler is not None
         self._iterable = is_iterable(dataset)
         self._streams = 0
+        self._meter = Meter()
+        self._pool: Callable[[], Pool | None] = lambda: None
         self._accelerated = False
         self.end_of_dataloader, self.remainder = False, -1  # Accelerate's names, kept for it
         self._schedule = Schedule(
@@ -163,6 +167,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             forward = getattr(part, "set_epoch", None)
             if callable(forward):
                 forward(epoch)
+
+    def stats(self) -> Stats:
+        """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots."""
+        pool = self._pool()
+        return self._meter.read(*((0, 0) if pool is None else pool.slots))
 
     def __len__(self) -> int:
         """Count the batches of a whole epoch on this rank."""
@@ -204,6 +213,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             epoch.tasks(),
             self._delivery(executor, link),
             partial(len, self._index_sampler),
+            size=lambda task: plan.size(task.step, task.cursor),  # type: ignore[union-attr]
+            meter=self._meter,
             keep_pool=persistent,
             observers=[epoch] if link is None else [epoch, link],
             revise=epoch.revised,
@@ -238,6 +249,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 tasks,
                 self._delivery(executor, link),
                 partial(len, self._index_sampler),
+                size=_size if self._auto_collation else lambda task: 1,
+                meter=self._meter,
                 keep_pool=persistent,
                 observers=observers,
             )
@@ -246,6 +259,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return accelerate.OneAhead(reader, link) if link is not None and self._iterable else reader
 
     def _tasks(self) -> Iterator[Task]:
+        sampler, batches = self.sampler, self.batch_sampler
+        if (
+            isinstance(sampler, sampling.AutoSampler)
+            and type(batches) is BatchSampler
+            and batches.sampler is sampler
+            and self.collate_fn is default_collate
+            and gather.knows(self.dataset)
+            and len(self.dataset)  # type: ignore[arg-type]
+        ):
+            return sampler.rows(batches.batch_size, batches.drop_last)
         indices = iter(self._index_sampler)
         if not self._iterable:
             return map(IndexTask, indices)
@@ -273,11 +296,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             dataset=self.dataset,
             collate_fn=self.collate_fn,
             batched=self._auto_collation,
+            stacks=self.collate_fn is default_collate,
             drop_last=self.drop_last,
             worker_init_fn=self.worker_init_fn,
             **particulars,
         )
-        return executor.start(work, self.num_workers, self.multiprocessing_context)
+        before = self._pool()
+        self._meter.restarts += before is not None and before.broken
+        pool = executor.start(work, self.num_workers, self.multiprocessing_context)
+        self._pool = weakref.ref(pool)
+        return pool
 
     def _delivery(self, executor: Executor, link: accelerate.AccelerateLink | None) -> Delivery:
         transforms = [pinning(self.pin_memory, self.pin_memory_device), None if link is None else link.to_device]
@@ -328,3 +356,10 @@ def _resolve_order(order: Order | None, shuffle: bool) -> Order:
     if order is None:
         return Shuffled() if shuffle else Sequential()
     return order.shuffled() if shuffle and isinstance(order, Subset) else order
+
+
+def _size(task: Task) -> int:
+    """Count the samples of a batch that a sampler decided on."""
+    if type(task) is range:
+        return len(task)
+    return task.shape[0] if isinstance(task, torch.Tensor) else len(task[-1])  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from headrace import world
 from headrace.delivery.reader import Observer
 from headrace.errors import whole_number
 from headrace.plan import Order, Plan
-from headrace.types import PlanTask, Tail, Task, World
+from headrace.types import PlanTask, Rows, Tail, Task, World
 
 
 @dataclass
@@ -266,6 +266,24 @@ class AutoSampler(DistributedSampler[int]):
             return self._torch_sampler.__iter__(self)  # type: ignore[arg-type]
         plan, epoch = self._schedule.plan(), self.epoch
         return (index for step in range(plan.steps()) for index in plan.batch(epoch, step).tolist())
+
+    def rows(self, batch_size: int, drop_last: bool) -> Iterator[Rows]:
+        """Yield the same indices as torch's sampler and batch sampler, and draw the same numbers, but in bulk."""
+        length = len(self.data_source)
+        index: Rows = range(length)
+        if self.shuffle:
+            generator = self.generator
+            if generator is None:
+                generator = torch.Generator()
+                generator.manual_seed(draw_base_seed(None))
+            index = torch.randperm(length, generator=generator)
+        whole = length - length % batch_size
+        for start in range(0, whole, batch_size):
+            yield index[start : start + batch_size]
+        if self.shuffle and self.generator is not None:
+            torch.randperm(length, generator=self.generator)  # torch's sampler draws once more, in vain
+        if whole < length and not drop_last:
+            yield index[whole:]
 
     def __len__(self) -> int:
         return self.num_samples

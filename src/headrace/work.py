@@ -6,17 +6,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, StackDataset, Subset
 from torch.utils.data._utils import worker as torch_worker
 
+from headrace.gather import NOT_GATHERED, Allocate, gather, no_memory, rows_of
 from headrace.plan.keys import generator_seeds, key
 from headrace.plan.plan import Plan
 from headrace.randomness import Generators, callers_generators_kept, seed_from_words, seed_worker
-from headrace.types import IndexTask, Indices, PlanTask, Positions, StreamTask, Tail, Task, World
+from headrace.types import IndexTask, Indices, PlanTask, Positions, Rows, StreamTask, Tail, Task, World
 
 
 class StreamEnd(Enum):
@@ -26,6 +27,13 @@ class StreamEnd(Enum):
 
 
 STREAM_END = StreamEnd.STREAM_END
+
+
+class Portion(NamedTuple):
+    """A batch of an iterable dataset, and how many samples it holds, which only its worker knows."""
+
+    samples: int
+    batch: Any
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,9 @@ class Work:
         dataset: The user's dataset.
         collate_fn: Merges samples to a batch, or converts the single sample where `batched` is false.
         batched: Whether a task covers a list of samples.
+        stacks: Whether `collate_fn` does what torch's default collation does, so that batches of in-memory datasets
+            may be gathered whole.
+        allocate: Gives memory for what is gathered.
         drop_last: Iterable datasets only: whether a worker's short last batch is dropped.
         plan: Works out what a `PlanTask` covers; None where a sampler decides.
         share: Splits an iterable dataset over the ranks; None where it is not split.
@@ -104,6 +115,8 @@ class Work:
     stream_words: tuple[int, ...] | None = None
     base_seed: int = 0
     worker_init_fn: Callable[[int], None] | None = None
+    stacks: bool = False
+    allocate: Allocate = no_memory
 
     @property
     def positional(self) -> bool:
@@ -119,7 +132,7 @@ class Work:
         )
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        return Worker(self, worker_id)
+        return Worker(self, worker_id, alone=workers == 1)
 
 
 @dataclass
@@ -128,12 +141,21 @@ class Worker:
 
     work: Work
     worker_id: int = 0
+    alone: bool = True
     _stream: int = field(init=False, default=-1)
     _samples: Iterator[Any] = field(init=False, default_factory=lambda: iter(()))
     _stream_generators: Generators | None = field(init=False, default=None)
+    _span: dict[PlanTask, tuple[Positions, Indices]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._gathers = self.work.stacks and self.work.batched and not is_iterable(self.work.dataset)
 
     def run(self, task: Task) -> Any:
         """Return the batch of a task, or `STREAM_END`; what the user's code raises gets a note and passes through."""
+        if self._gathers:
+            batch = self._gathered(task)
+            if batch is not NOT_GATHERED:
+                return batch
         match task:
             case PlanTask():
                 try:
@@ -144,15 +166,26 @@ class Worker:
                 return self._streamed(task)
             case IndexTask(index):
                 return self._fetch_and_collate(index)
+            case range() | torch.Tensor():
+                return self._fetch_and_collate(list(task) if isinstance(task, range) else task.tolist())
 
     def run_inline(self, task: Task) -> Any:
         """Run a task in the caller's own process, its generators untouched where randomness is by position."""
+        if self._gathers:
+            batch = self._gathered(task)  # which draws nothing, so there is nothing to keep apart
+            if batch is not NOT_GATHERED:
+                return batch
+        if not self.work.positional:
+            return self.run(task)
         with self._generators_apart(isinstance(task, StreamTask)):
             return self.run(task)
 
     def open_inline(self, stream: int, epoch: int) -> None:
         """Begin a pass over an iterable dataset in the caller's own process."""
-        with self._generators_apart(True):
+        if self.work.positional:
+            with self._generators_apart(True):
+                self._open(stream, epoch)
+        else:
             self._open(stream, epoch)
 
     def end_stream(self) -> StreamEnd:
@@ -162,9 +195,6 @@ class Worker:
 
     @contextmanager
     def _generators_apart(self, stream: bool) -> Iterator[None]:
-        if not self.work.positional:
-            yield
-            return
         with callers_generators_kept():
             if self._stream_generators is not None:
                 self._stream_generators.restore()
@@ -173,6 +203,32 @@ class Worker:
             finally:
                 if stream:  # a stream goes on with its own generators where it stopped
                     self._stream_generators = Generators()
+
+    def _gathered(self, task: Any) -> Any:
+        """Return the batch of an in-memory dataset; `NOT_GATHERED` if it is none, and then it is not tried again."""
+        rows: Rows | None
+        kind = type(task)
+        if kind is range or kind is torch.Tensor:
+            rows = task
+        elif kind is PlanTask:
+            rows = torch.from_numpy(self._planned_rows(task)[1])
+        else:
+            rows = rows_of(task.index)
+        batch = NOT_GATHERED if rows is None else gather(self.work.dataset, rows, self.work.allocate)
+        self._gathers = batch is not NOT_GATHERED
+        return batch
+
+    def _planned_rows(self, task: PlanTask) -> tuple[Positions, Indices]:
+        """Return a task's positions and indices; for a worker that is alone, evaluated along with the next tasks'."""
+        plan = self.work.plan
+        assert plan is not None, "a PlanTask needs a plan"
+        if not self.alone:
+            positions = plan.positions(*task)
+            return positions, plan.indices(task.epoch, positions)
+        if task not in self._span:
+            span = plan.span(*task)
+            self._span = {PlanTask(task.epoch, task.step + n, task.cursor): rows for n, rows in enumerate(span)}
+        return self._span[task]
 
     def _fetch_and_collate(self, index: Any) -> Any:
         dataset = self.work.dataset
@@ -201,8 +257,7 @@ class Worker:
     def _planned(self, task: PlanTask) -> Any:
         plan = self.work.plan
         assert plan is not None, "a PlanTask needs a plan"
-        positions = plan.positions(task.epoch, task.step, task.cursor)
-        indices = plan.indices(task.epoch, positions)
+        positions, indices = self._planned_rows(task)
         data = self._fetch_seeded(task, plan, positions, indices)
         seed_from_words(plan.batch_seeds(task.epoch, int(positions[0])).tolist())
         return self.work.collate_fn(data if self.work.batched else data[0])
@@ -230,7 +285,7 @@ class Worker:
             ended = self.end_stream()  # an iterator that has ended is not asked again
             if not data or self.work.drop_last:
                 return ended
-        return self.work.collate_fn(data if self.work.batched else data[0])
+        return Portion(len(data), self.work.collate_fn(data if self.work.batched else data[0]))
 
     def _open(self, stream: int, epoch: int) -> None:
         self._stream = stream

@@ -4,14 +4,18 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, NoReturn
 
 import torch
 
 from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
+from headrace.telemetry.stats import Meter
 from headrace.types import Task
-from headrace.work import STREAM_END
+from headrace.work import STREAM_END, Portion
+
+_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Reader(Iterator[Any]):
         delivery: How the batches reach the user.
         length: What `len()` of the reader is.
         keep_pool: Whether the pool outlives the pass.
+        size: Counts the samples of a task's batch; those of an iterable dataset say it themselves.
+        meter: Where batches, samples and waiting are counted.
         observers: Told of the progress.
         revise: Asked once, before the first batch: other tasks to do instead, or None.
     """
@@ -64,6 +70,8 @@ class Reader(Iterator[Any]):
         delivery: Delivery,
         length: Callable[[], int],
         *,
+        size: Callable[[Task], int],
+        meter: Meter,
         keep_pool: bool = False,
         observers: Sequence[Observer] = (),
         revise: Callable[[], Iterator[Task] | None] | None = None,
@@ -71,6 +79,8 @@ class Reader(Iterator[Any]):
         self._pool: Pool | None = pool
         self._delivery = delivery
         self._length = length
+        self._size = size
+        self._meter = meter
         self._keep_pool = keep_pool
         self._revise = revise
         self._observers: Sequence[Observer] = ()
@@ -81,10 +91,12 @@ class Reader(Iterator[Any]):
         self._end(finished=False)
         self._observers = observers
         self._delivered = 0
+        self._last = 0.0
         self._prefetch(tasks)
 
     def _prefetch(self, tasks: Iterator[Task]) -> None:
         assert self._pool is not None
+        self._direct = self._pool.direct
         self._tasks = tasks
         self._window: deque[Future] = deque()
         self._streams = set(range(self._pool.workers))  # the workers that have something left to give
@@ -93,7 +105,7 @@ class Reader(Iterator[Any]):
             self._submit_next()
 
     def __next__(self) -> Any:
-        if torch._C._autograd._profiler_enabled():
+        if _profiled():
             with torch.autograd.profiler.record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
                 return self._next()
         return self._next()
@@ -102,31 +114,68 @@ class Reader(Iterator[Any]):
         return self._length()
 
     def _next(self) -> Any:
+        started = perf_counter()
         if self._revise is not None:
-            tasks = self._revise()
-            self._revise = None
+            tasks, self._revise = self._revise(), None
             if tasks is not None:
                 self._prefetch(tasks)
-        while self._pool is not None:
-            if not self._window and not self._delivery.ahead:
-                self._submit_next()
-            if not self._window:
+        try:
+            return self._await() if self._direct is None else self._compute(self._direct)
+        finally:
+            meter, now = self._meter, perf_counter()
+            meter.wait_s += now - started
+            meter.elapsed_s += now - (self._last or started)
+            self._last = now
+
+    def _compute(self, direct: Callable[[Task], Any]) -> Any:
+        """Compute the next batch in the caller's thread, with as little around it as can be."""
+        for task in self._tasks:  # faster than next()
+            try:
+                outcome = direct(task)
+            except BaseException:
+                self._tell_observers()
+                raise
+            if outcome is STREAM_END:
                 break
+            if self._observers:
+                self._tell_observers()
+            return self._transformed(outcome, self._size(task))
+        self._finish()
+
+    def _await(self) -> Any:
+        """Wait for the next batch from the workers."""
+        while self._pool is not None:
+            if not self._window:
+                self._finish()
             future = self._take()
             try:
                 outcome = future.result()
             except BaseException:
-                self._hand_over()
+                self._submit_next()
+                self._tell_observers()
                 raise
             if outcome is not STREAM_END:
-                self._hand_over()
-                for transform in self._delivery.transforms:
-                    outcome = transform(outcome)
-                return outcome
+                self._submit_next()
+                self._tell_observers()
+                self._meter.received_bytes += future.size_bytes
+                return self._transformed(outcome, future.samples)
             if future.worker in self._streams:
                 self._streams.remove(future.worker)
-                if self._delivery.ahead:
-                    self._submit_next()
+                self._submit_next()
+        raise StopIteration
+
+    def _transformed(self, outcome: Any, samples: int) -> Any:
+        """Count a batch, and return it as the user gets it."""
+        if type(outcome) is Portion:
+            samples, outcome = outcome.samples, outcome.batch
+        meter = self._meter
+        meter.batches += 1
+        meter.samples += samples
+        for transform in self._delivery.transforms:
+            outcome = transform(outcome)
+        return outcome
+
+    def _finish(self) -> NoReturn:
         self._end(finished=True)
         if not self._keep_pool:
             self._shutdown_workers()
@@ -144,7 +193,9 @@ class Reader(Iterator[Any]):
                 self._turn += 1
             worker = self._turn % self._pool.workers
             self._turn += 1
-        self._window.append(self._pool.submit(task, worker))
+        future = self._pool.submit(task, worker)
+        future.samples = self._size(task)
+        self._window.append(future)
 
     def _take(self) -> Future:
         """Wait for the next batch in the order agreed, and take it out of the window."""
@@ -156,10 +207,8 @@ class Reader(Iterator[Any]):
         self._window.remove(done)
         return done
 
-    def _hand_over(self) -> None:
-        """Fill up the window, then tell the observers of the batch, or the error, that the user is about to get."""
-        if self._delivery.ahead:
-            self._submit_next()
+    def _tell_observers(self) -> None:
+        """Tell of the batch, or the error, that the user is about to get."""
         self._delivered += 1
         for observer in self._observers:
             observer.delivering(self._delivered)
@@ -171,6 +220,7 @@ class Reader(Iterator[Any]):
 
     def _shutdown_workers(self) -> None:
         pool, self._pool = self._pool, None
+        self._direct = None
         self._window = deque()
         if pool is not None and not self._keep_pool:
             pool.close()

@@ -45,12 +45,19 @@ class Failure:
 
 
 class Future:
-    """A batch to come. The pool fills it in; whoever asked for it takes the result, once."""
+    """A batch to come. The pool fills it in; whoever asked for it takes the result, once.
 
-    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "_rebuild", "worker")
+    Attributes:
+        worker: Who computes it.
+        samples: How many samples it will hold; for whoever asked to note.
+        size_bytes: What has come from another process for it, in bytes.
+    """
+
+    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "_rebuild", "samples", "size_bytes", "worker")
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
+        self.samples = self.size_bytes = 0
         self._done = False
         self._outcome: Any = None
         self._error: BaseException | None = None
@@ -96,11 +103,13 @@ class Pool(ABC):
         work: What its workers do.
         workers: How many there are.
         broken: Whether it can no longer do all its work: a worker died, or its messages were torn.
+        direct: Computes a task now, in the caller's thread; None where workers compute.
     """
 
     work: Work
     workers: int
     broken: bool = False
+    direct: Callable[[Task], Any] | None = None
 
     @abstractmethod
     def submit(self, task: Task, worker: int | None = None) -> Future:
@@ -116,6 +125,11 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the workers and release what they hold. Idempotent."""
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many slots of shared memory are mapped, and their bytes."""
+        return 0, 0
 
     @property
     def processes(self) -> Sequence[Any]:

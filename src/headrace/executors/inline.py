@@ -26,24 +26,21 @@ class _InlinePool(Pool):
         self.work = work
         self.workers = 1
         self._worker = Worker(work)
-        self._tasks: dict[Future, Task] = {}
+        self.direct = self._worker.run_inline
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
         future = Future(0)
-        self._tasks[future] = task
+        try:
+            future.resolve(self._worker.run_inline(task))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
+            future.fail(error)
         return future
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
-        if not any(future.done() for future in futures):
-            first = futures[0]
-            try:
-                first.resolve(self._worker.run_inline(self._tasks.pop(first)))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
-                first.fail(error)
         return True
 
     def open_stream(self, stream: int, epoch: int) -> None:
         self._worker.open_inline(stream, epoch)
 
     def close(self) -> None:
-        self._tasks = {}
+        pass

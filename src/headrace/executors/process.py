@@ -343,7 +343,8 @@ def _worker_main(
         ring = Ring(descriptors)
         writer = SlotWriter(ring)
         if work.collate_fn is default_collate:
-            work = replace(work, collate_fn=slot_collate(writer, as_torch=not work.positional))
+            stack = slot_collate(writer, as_torch=not work.positional)
+            work = replace(work, collate_fn=stack, allocate=writer.empty)
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
         refusal: Failure | None = None

@@ -14,6 +14,9 @@ MAX_SEED = 2**64 - 1
 
 _EPOCHS_KEPT = 2
 
+_SPAN = 8192
+"""How many positions an order is evaluated at in one go, about."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -109,6 +112,11 @@ class Plan:
         """Count this rank's steps in an epoch begun at `cursor`, as `share` counts its samples."""
         return -(-self.share(cursor) // self.batch_size)
 
+    def size(self, step: int, cursor: int = 0) -> int:
+        """Count the samples this rank reads at a step."""
+        start = cursor + step * self.global_batch
+        return len(self._places(start, min(start + self.global_batch, self.end(cursor))))
+
     def positions(self, epoch: int, step: int, cursor: int = 0) -> Positions:
         """Return the global positions this rank reads at a step; those >= `samples` are pads.
 
@@ -126,7 +134,7 @@ class Plan:
         self._check(cursor)
         start = cursor + step * self.global_batch
         stop = min(start + self.global_batch, self.end(cursor))
-        places = np.asarray(self._places(start, stop), np.int64)
+        places = _array(self._places(start, stop))
         if step < 0 or not len(places):
             raise IndexError(
                 f"step {step} is out of range: rank {self.world.rank} of {self.world.size} has "
@@ -135,6 +143,24 @@ class Plan:
         if self._in_runs(stop):
             return places + start
         return self.order.deal(self.seed, epoch, start, stop, places)
+
+    def span(self, epoch: int, step: int, cursor: int = 0) -> list[tuple[Positions, Indices]]:
+        """Return the positions and dataset indices of several steps from `step` on, evaluated together.
+
+        An order costs far less in bulk: a shuffle of 256 positions at a time takes six times as long as of 8,192.
+
+        Raises:
+            IndexError: The rank has no such step.
+        """
+        positions = self.positions(epoch, step, cursor)
+        size = self.batch_size
+        start = cursor + step * self.global_batch
+        stop = min(start + max(1, _SPAN // size) * self.global_batch, self.end(cursor))
+        if type(self.order).deal is Order.deal and not self._in_runs(stop):
+            positions = _array(self._places(start, stop)) + start
+        indices = self.indices(epoch, positions)
+        cuts = range(0, len(positions), size)
+        return [(positions[cut : cut + size], indices[cut : cut + size]) for cut in cuts]
 
     def batch(self, epoch: int, step: int, cursor: int = 0) -> Indices:
         """Return the dataset indices this rank reads at a step, shape (batch_size,) or fewer at the last."""
@@ -176,3 +202,7 @@ class Plan:
             share = (stop - start) // size
             return range(rank * share, (rank + 1) * share)
         return range((rank - start) % size, stop - start, size)
+
+
+def _array(places: range) -> Positions:
+    return np.arange(places.start, places.stop, places.step)

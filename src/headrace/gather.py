@@ -1,0 +1,199 @@
+"""In-memory datasets: a batch gathered in one call per tensor, rather than sample by sample.
+
+What comes out is what default collation of the samples would give. Wherever that is not certain, `NOT_GATHERED` comes
+out instead, and the caller fetches the samples one by one.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from headrace.types import Rows
+
+Allocate: TypeAlias = Callable[[Sequence[int], torch.dtype], Tensor | None]
+"""Gives memory for a batch's tensor: from its shape and dtype, an uninitialised tensor, or None for torch's own."""
+
+
+class NotGathered(Enum):
+    """What `gather` returns for a dataset, or a batch, that it leaves to others; one object per process."""
+
+    NOT_GATHERED = auto()
+
+
+NOT_GATHERED = NotGathered.NOT_GATHERED
+
+_DTYPES = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+
+
+class _Unsuitable(Exception):
+    """This dataset, or these rows of it, must be fetched sample by sample."""
+
+
+def no_memory(shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Leave the memory to torch."""
+
+
+def knows(dataset: Any) -> bool:
+    """Tell whether a dataset is of a kind that can be gathered, if its content allows."""
+    return _rule(dataset) is not None
+
+
+def rows_of(index: Any) -> Rows | None:
+    """Return a list of indices as rows, or None where it holds anything but plain integers."""
+    return torch.tensor(index) if type(index) is list and set(map(type, index)) == {int} else None
+
+
+def gather(dataset: Any, rows: Rows, allocate: Allocate = no_memory) -> Any:
+    """Return the batch of some samples of an in-memory dataset, as default collation of the samples gives it.
+
+    Args:
+        dataset: A tensor, a numpy array, a `TensorDataset`, or torch's wrappers around such.
+        rows: Which samples, at least one.
+        allocate: Gives the memory.
+
+    Returns:
+        The batch, in memory of its own; `NOT_GATHERED` if samples must be fetched one by one, which includes every
+        index that is out of range.
+    """
+    rule = _RULES.get(type(dataset)) or _rule(dataset)
+    try:
+        return NOT_GATHERED if rule is None else rule(dataset, rows, allocate)
+    except _Unsuitable:
+        return NOT_GATHERED
+
+
+def _gather(dataset: Any, rows: Rows, allocate: Allocate) -> Any:
+    rule = _RULES.get(type(dataset)) or _rule(dataset)
+    if rule is None:
+        raise _Unsuitable
+    return rule(dataset, rows, allocate)
+
+
+def _rule(dataset: Any) -> "Callable[[Any, Rows, Allocate], Any] | None":
+    """Return how to gather from a dataset; subclasses that override nothing are as good as their base."""
+    kind = type(dataset)
+    for base in (TensorDataset, Subset, ConcatDataset, StackDataset):
+        if issubclass(kind, base) and all(
+            getattr(kind, name, None) is getattr(base, name, None) for name in ("__getitem__", "__getitems__")
+        ):
+            return _RULES[base]
+    return _RULES.get(kind)
+
+
+def _of_tensor(tensor: Tensor, rows: Rows, allocate: Allocate) -> Tensor:
+    if (
+        type(tensor) is not Tensor
+        or tensor.dtype not in _DTYPES
+        or tensor.requires_grad
+        or not tensor.is_cpu
+        or tensor.layout is not torch.strided
+    ):
+        raise _Unsuitable
+    out = None if allocate is no_memory else allocate((len(rows), *tensor.shape[1:]), tensor.dtype)
+    try:
+        if type(rows) is not range:
+            return torch.index_select(tensor, 0, rows, out=out)
+        if out is None:
+            return tensor.narrow_copy(0, rows.start, len(rows))
+        return torch.narrow_copy(tensor, 0, rows.start, len(rows), out=out)
+    except (IndexError, RuntimeError):  # no such row: the dataset's own code knows what to say
+        raise _Unsuitable from None
+
+
+def _of_array(array: Any, rows: Rows, allocate: Allocate) -> Tensor:
+    if not array.flags.writeable or array.dtype.kind not in "biuf":
+        raise _Unsuitable
+    try:
+        tensor = torch.from_numpy(np.asarray(array))
+    except (TypeError, ValueError):  # a dtype, a byte order or strides that torch does not have
+        raise _Unsuitable from None
+    return _of_tensor(tensor, rows, allocate)
+
+
+def _of_tensors(dataset: Any, rows: Rows, allocate: Allocate) -> list[Tensor]:
+    return [_of_tensor(tensor, rows, allocate) for tensor in dataset.tensors]
+
+
+def _of_subset(dataset: Any, rows: Rows, allocate: Allocate) -> Any:
+    chosen = dataset.indices
+    if isinstance(chosen, np.ndarray) and chosen.dtype == np.int64:
+        chosen = torch.from_numpy(chosen)
+    inner: Rows | None
+    if type(chosen) is Tensor:
+        inner = _of_tensor(chosen, rows, no_memory)
+        if inner.dtype is not torch.int64 or inner.ndim != 1:
+            raise _Unsuitable
+    else:
+        try:
+            inner = rows_of([chosen[one] for one in (rows if type(rows) is range else rows.tolist())])
+        except IndexError:
+            raise _Unsuitable from None
+        if inner is None:
+            raise _Unsuitable
+    return _gather(dataset.dataset, inner, allocate)
+
+
+def _of_stack(dataset: Any, rows: Rows, allocate: Allocate) -> Any:
+    parts = dataset.datasets
+    if isinstance(parts, dict):
+        return {key: _gather(part, rows, allocate) for key, part in parts.items()}
+    return [_gather(part, rows, allocate) for part in parts]
+
+
+def _of_concatenation(dataset: Any, rows: Rows, allocate: Allocate) -> Any:
+    ends = dataset.cumulative_sizes
+    index = torch.arange(rows.start, rows.stop) if type(rows) is range else rows
+    if int(index.min()) < 0 or int(index.max()) >= ends[-1]:
+        raise _Unsuitable
+    parts = torch.bucketize(index, torch.tensor(ends), right=True)
+    starts, batches, places = [0, *ends], [], []
+    for part in sorted(set(parts.tolist())):
+        where = (parts == part).nonzero()[:, 0]
+        whole = len(where) == len(index)
+        batch = _gather(dataset.datasets[part], index[where] - starts[part], allocate if whole else no_memory)
+        if whole:
+            return batch
+        places.append(where)
+        batches.append(batch)
+    return _interleaved(batches, places, allocate)
+
+
+def _interleaved(batches: list[Any], places: list[Tensor], allocate: Allocate) -> Any:
+    """Merge batches of equal structure, the rows of each going to the given places of the whole."""
+    first = batches[0]
+    if any(type(batch) is not type(first) for batch in batches):
+        raise _Unsuitable
+    if type(first) is Tensor:
+        if any(batch.dtype is not first.dtype or batch.shape[1:] != first.shape[1:] for batch in batches):
+            raise _Unsuitable
+        shape = (sum(map(len, places)), *first.shape[1:])
+        out = allocate(shape, first.dtype)
+        if out is None:
+            out = torch.empty(shape, dtype=first.dtype)
+        for batch, where in zip(batches, places, strict=True):
+            out.index_copy_(0, where, batch)
+        return out
+    keys = list(first) if type(first) is dict else range(len(first))
+    if any(len(batch) != len(first) or (type(first) is dict and list(batch) != keys) for batch in batches):
+        raise _Unsuitable
+    merged = [_interleaved([batch[key] for batch in batches], places, allocate) for key in keys]
+    return dict(zip(keys, merged, strict=True)) if type(first) is dict else merged
+
+
+_RULES: dict[type, Callable[[Any, Rows, Allocate], Any]] = {
+    Tensor: _of_tensor,
+    np.ndarray: _of_array,
+    np.memmap: _of_array,
+    TensorDataset: _of_tensors,
+    Subset: _of_subset,
+    ConcatDataset: _of_concatenation,
+    StackDataset: _of_stack,
+}

@@ -1,0 +1,1 @@
+"""What a loader can tell about itself."""

@@ -1,0 +1,85 @@
+"""The figures a loader tells of itself, counted by hand beside them."""
+
+from dataclasses import FrozenInstanceError
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from headrace import DataLoader
+from headrace.telemetry.stats import Stats
+from headrace.testing import FakeDataset
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(11))
+
+
+def read(loader: DataLoader[Any], batches: int | None = None) -> Stats:
+    for number, _ in enumerate(loader, 1):
+        if number == batches:
+            break
+    return loader.stats()
+
+
+def test_a_new_loader_has_done_nothing() -> None:
+    stats = DataLoader(FakeDataset(3)).stats()
+    assert stats == Stats()
+    assert stats.wait_percent == 0
+    with pytest.raises(FrozenInstanceError):
+        stats.batches = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "batches", "samples"),
+    [
+        (FakeDataset(11), {"batch_size": 4}, 3, 11),
+        (FakeDataset(11), {"batch_size": 4, "drop_last": True}, 2, 8),
+        (FakeDataset(11), {"batch_size": None}, 11, 11),
+        (FakeDataset(11), {"batch_size": 4, "seed": 1}, 3, 11),
+        (FakeDataset(11), {"batch_size": None, "seed": 1}, 11, 11),
+        (FakeDataset(11), {"batch_sampler": [[0], [1, 2, 3]]}, 2, 4),
+        (TensorDataset(torch.arange(11)), {"batch_size": 4}, 3, 11),
+        (TensorDataset(torch.arange(11)), {"batch_size": 4, "shuffle": True}, 3, 11),
+        (Stream(), {"batch_size": 4}, 3, 11),
+        (Stream(), {"batch_size": None}, 11, 11),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_counts(dataset: Any, options: dict[str, Any], batches: int, samples: int, workers: int) -> None:
+    loader = DataLoader(dataset, num_workers=workers, **options)
+    began = perf_counter()
+    stats = read(loader)
+    took = perf_counter() - began
+    assert (stats.batches, stats.samples, stats.restarts) == (batches, samples, 0)
+    assert 0 < stats.wait_s <= stats.elapsed_s <= took
+    assert 0 < stats.wait_percent <= 100
+    again = read(loader, batches=2)
+    assert again.batches == batches + 2, "an epoch broken off counts as far as it went"
+    assert again.elapsed_s > stats.elapsed_s
+
+
+def test_the_time_between_batches_is_elapsed_but_not_waited() -> None:
+    loader = DataLoader(FakeDataset(2))
+    batches = iter(loader)
+    next(batches)
+    began = perf_counter()
+    while perf_counter() - began < 0.02:
+        pass
+    next(batches)
+    stats = loader.stats()
+    assert stats.elapsed_s - stats.wait_s >= 0.02
+    assert stats.wait_s < 0.02
+
+
+def test_an_error_is_no_batch() -> None:
+    loader = DataLoader(FakeDataset(4), batch_sampler=[[0], [9], [1]])
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(IndexError):
+        next(batches)
+    next(batches)
+    assert (loader.stats().batches, loader.stats().samples) == (2, 2)
