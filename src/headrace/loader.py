@@ -1,7 +1,6 @@
 """`headrace.DataLoader`: torch's signature, and the wiring of plan, executor and delivery behind it."""
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -17,9 +16,10 @@ from headrace.delivery.reader import Delivery, Observer, PromisedLength, Reader
 from headrace.executors import Executor, Pool
 from headrace.plan import Order, Sequential, Shuffled, Subset
 from headrace.sampling import EpochPass, Schedule
+from headrace.share import StreamShare
 from headrace.telemetry.stats import Meter, Stats
 from headrace.types import IndexTask, StreamTask, Tail, Task, World
-from headrace.work import StreamShare, Work, is_iterable
+from headrace.work import Work, is_iterable
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -132,7 +132,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._iterable = is_iterable(dataset)
         self._streams = 0
         self._meter = Meter()
-        self._pool: Callable[[], Pool | None] = lambda: None
         self._accelerated = False
         self.end_of_dataloader, self.remainder = False, -1  # Accelerate's names, kept for it
         self._schedule = Schedule(
@@ -170,8 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def stats(self) -> Stats:
         """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots."""
-        pool = self._pool()
-        return self._meter.read(*((0, 0) if pool is None else pool.slots))
+        return self._meter.read()
 
     def __len__(self) -> int:
         """Count the batches of a whole epoch on this rank."""
@@ -301,10 +299,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             worker_init_fn=self.worker_init_fn,
             **particulars,
         )
-        before = self._pool()
-        self._meter.restarts += before is not None and before.broken
         pool = executor.start(work, self.num_workers, self.multiprocessing_context)
-        self._pool = weakref.ref(pool)
+        self._meter.watch(pool)
         return pool
 
     def _delivery(self, executor: Executor, link: accelerate.AccelerateLink | None) -> Delivery:

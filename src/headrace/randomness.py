@@ -1,14 +1,17 @@
-"""The three global generators of a process: seeding them cheaply, and keeping a caller's apart."""
+"""Random numbers: the three global generators of a process, and generators of each sample's own."""
 
 import random
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.random  # numpy loads it late, which every forked worker would do again
 import torch
 from torch.utils.data._utils.worker import _generate_state
+
+from headrace.plan.keys import Key, key
 
 
 def seed_from_words(words: Sequence[int]) -> None:
@@ -44,6 +47,13 @@ class Generators:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
 
+    def moved(self) -> list[str]:
+        """Return the names of the generators that have been drawn from, or seeded, since."""
+        (torch_before, python_before, numpy_before), now = self._states, Generators()._states
+        moved = [not torch.equal(torch_before, now[0]), python_before != now[1]]
+        moved.append(any(not np.array_equal(one, other) for one, other in zip(numpy_before, now[2], strict=True)))
+        return [name for name, one in zip(("torch", "random", "numpy.random"), moved, strict=True) if one]
+
 
 @contextmanager
 def callers_generators_kept() -> Iterator[None]:
@@ -53,3 +63,77 @@ def callers_generators_kept() -> Iterator[None]:
         yield
     finally:
         callers.restore()
+
+
+class Keys(NamedTuple):
+    """What the randomness of one batch is keyed by: its samples' by their numbers, its collation's by the first."""
+
+    seed: int
+    epoch: int
+    numbers: Sequence[int]
+
+
+COLLATION = -1
+"""In the place of a sample's place in its batch: the batch as a whole."""
+
+
+class Here(threading.local):
+    """Where this thread's work stands, which its own generators are keyed by.
+
+    Attributes:
+        keys: Those of the batch in work; None outside of one.
+        place: Which of the batch's samples is in work, or `COLLATION`.
+    """
+
+    keys: Keys | None = None
+    place: int = COLLATION
+
+    def __init__(self) -> None:
+        self._inside: dict[str, tuple[Keys, int, Any]] = {}
+        self._outside: dict[str, tuple[int, Any]] = {}
+
+    def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
+        """Return the generator of a kind for the place in work, made when it is first asked for."""
+        if self.keys is None:
+            seed = torch.initial_seed() % 2**64
+            if self._outside.get(kind, (None,))[0] != seed:
+                self._outside[kind] = seed, make(key(f"{kind} outside", seed))
+            return self._outside[kind][1]
+        made = self._inside.get(kind)
+        if made is None or made[0] is not self.keys or made[1] != self.place:
+            seed, epoch, numbers = self.keys
+            purpose, number = ("batch", numbers[0]) if self.place == COLLATION else ("sample", numbers[self.place])
+            made = self.keys, self.place, make(key(f"{kind} {purpose}", seed, epoch, number))
+            self._inside[kind] = made
+        return made[2]
+
+
+here = Here()
+
+
+def rng() -> np.random.Generator:
+    """Return the numpy generator of the sample that is being fetched, or the batch that is being collated.
+
+    Every sample has its own, keyed by (seed, epoch, position): whatever it draws is the same in every executor, also
+    in threads, which share the global generators. Call it where you draw, and do not keep it. In an iterable dataset
+    it is the batch's; outside of a loader's work it is one that `torch.manual_seed` seeds.
+    """
+    generator: np.random.Generator = here.generator("numpy", _numpy_generator)
+    return generator
+
+
+def torch_rng() -> torch.Generator:
+    """Return the torch generator of the sample that is being fetched, as `rng` does numpy's.
+
+    Pass it on: `torch.rand(3, generator=headrace.torch_rng())`.
+    """
+    generator: torch.Generator = here.generator("torch", _torch_generator)
+    return generator
+
+
+def _numpy_generator(under: Key) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array(under, np.uint64)))
+
+
+def _torch_generator(under: Key) -> torch.Generator:
+    return torch.Generator().manual_seed(under.low)

@@ -1,7 +1,7 @@
 """What a worker does: fetch, collate, seed; one picklable description, the same for every executor."""
 
-import reprlib
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -10,14 +10,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, StackDataset, Subset
+from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
+from headrace.fetch import Fetcher
 from headrace.gather import NOT_GATHERED, Allocate, gather, no_memory, rows_of
-from headrace.plan.keys import generator_seeds, key
+from headrace.plan.keys import batch_seeds, generator_seeds, key
 from headrace.plan.plan import Plan
-from headrace.randomness import Generators, callers_generators_kept, seed_from_words, seed_worker
-from headrace.types import IndexTask, Indices, PlanTask, Positions, Rows, StreamTask, Tail, Task, World
+from headrace.randomness import (
+    COLLATION,
+    Generators,
+    Keys,
+    callers_generators_kept,
+    here,
+    seed_from_words,
+    seed_worker,
+)
+from headrace.share import StreamShare
+from headrace.types import IndexTask, Indices, PlanTask, Positions, Rows, StreamTask, Task
 
 
 class StreamEnd(Enum):
@@ -36,56 +46,6 @@ class Portion(NamedTuple):
     batch: Any
 
 
-@dataclass(frozen=True)
-class StreamShare:
-    """How an iterable dataset is dealt over ranks: sample j goes to rank j mod W.
-
-    Every rank reads the whole stream and keeps its share; with several workers each of them deals its own stream, so
-    that shares may differ by a sample per worker. `tail` rules an unfinished last round of W samples:
-    "exact" gives them to the first ranks, "drop" to none, and "pad" repeats to each other rank its first
-    sample.
-    """
-
-    world: World
-    tail: Tail
-
-    def of(self, stream: Iterator[Any]) -> Iterator[Any]:
-        """Return this rank's samples of the stream."""
-        return _Dealt(self, stream)
-
-
-class _Dealt:
-    """A rank's share of a stream; not a generator, since it must go on after the stream raised an error."""
-
-    def __init__(self, share: StreamShare, stream: Iterator[Any]) -> None:
-        self._rank, self._size, self._tail = share.world.rank, share.world.size, share.tail
-        self._stream = stream
-        self._read = 0
-        self._first: Any = None
-        self._mine: Any = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        for sample in self._stream:
-            place = self._read % self._size
-            if self._read in (0, self._rank):
-                self._first = sample
-            self._read += 1
-            if place == self._rank:
-                self._mine = sample
-            # An equal share may be given only when the round is known to be whole.
-            if place == (self._rank if self._tail == "exact" else self._size - 1):
-                return self._mine
-        unfinished = self._read % self._size
-        self._read = 0
-        self._stream = iter(())
-        if self._tail == "pad" and unfinished:
-            return self._mine if unfinished > self._rank else self._first
-        raise StopIteration
-
-
 @dataclass
 class Work:
     """Everything a worker needs to know, fixed while a pool of workers lives.
@@ -94,9 +54,6 @@ class Work:
         dataset: The user's dataset.
         collate_fn: Merges samples to a batch, or converts the single sample where `batched` is false.
         batched: Whether a task covers a list of samples.
-        stacks: Whether `collate_fn` does what torch's default collation does, so that batches of in-memory datasets
-            may be gathered whole.
-        allocate: Gives memory for what is gathered.
         drop_last: Iterable datasets only: whether a worker's short last batch is dropped.
         plan: Works out what a `PlanTask` covers; None where a sampler decides.
         share: Splits an iterable dataset over the ranks; None where it is not split.
@@ -104,6 +61,11 @@ class Work:
             seeding.
         base_seed: Worker i is seeded with `base_seed` + i when it starts, as torch does.
         worker_init_fn: The user's hook, called in each worker after seeding.
+        fetch_threads: How many samples of a batch a worker fetches at a time.
+        stacks: Whether `collate_fn` does what torch's default collation does, so that batches of in-memory datasets
+            may be gathered whole.
+        allocate: Gives memory for what is gathered.
+        in_threads: Whether workers share a process, so that torch's worker seeding cannot be had.
     """
 
     dataset: Any
@@ -115,78 +77,112 @@ class Work:
     stream_words: tuple[int, ...] | None = None
     base_seed: int = 0
     worker_init_fn: Callable[[int], None] | None = None
+    fetch_threads: int = 1
     stacks: bool = False
     allocate: Allocate = no_memory
+    in_threads: bool = False
 
     @property
-    def positional(self) -> bool:
-        """Whether randomness is a function of position, so that the caller's generators are to be left alone."""
-        return self.plan is not None or self.stream_words is not None
+    def keyed(self) -> bool:
+        """Whether each batch has randomness of its own, so that the caller's generators are to be left alone."""
+        return self.plan is not None or self.stream_words is not None or self.in_threads
 
     def start_worker(self, worker_id: int, workers: int) -> "Worker":
         """Set this process up as a worker, as torch does: seeds, one thread, worker info, the user's hook."""
         torch.set_num_threads(1)
-        seed = seed_worker(self.base_seed, worker_id)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=worker_id, num_workers=workers, seed=seed, dataset=self.dataset
-        )
+        seed_worker(self.base_seed, worker_id)
+        torch_worker._worker_info = self.info(worker_id, workers)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
         return Worker(self, worker_id, alone=workers == 1)
 
+    def info(self, worker_id: int, workers: int) -> Any:
+        """Return what `torch.utils.data.get_worker_info` tells in a worker."""
+        seed = self.base_seed + worker_id
+        return torch_worker.WorkerInfo(id=worker_id, num_workers=workers, seed=seed, dataset=self.dataset)
+
 
 @dataclass
 class Worker:
-    """Runs tasks one at a time; keeps what must outlive a task: the pass over an iterable dataset."""
+    """Runs tasks one at a time; keeps what must outlive a task: the pass over an iterable dataset.
+
+    Attributes:
+        work: What to do.
+        worker_id: Which worker this is.
+        alone: Whether there is no other, so that it gets all steps, one after another.
+        remark: Called with what the user should be warned of.
+    """
 
     work: Work
     worker_id: int = 0
     alone: bool = True
+    remark: Callable[[str], None] = warnings.warn
     _stream: int = field(init=False, default=-1)
     _samples: Iterator[Any] = field(init=False, default_factory=lambda: iter(()))
     _stream_generators: Generators | None = field(init=False, default=None)
     _span: dict[PlanTask, tuple[Positions, Indices]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._gathers = self.work.stacks and self.work.batched and not is_iterable(self.work.dataset)
+        work = self.work
+        self._gathers = work.stacks and work.batched and not is_iterable(work.dataset)
+        self._fetcher = Fetcher(
+            work.dataset, work.batched, work.keyed, work.fetch_threads, work.in_threads, self.remark
+        )
+        self._begun = 0
 
-    def run(self, task: Task) -> Any:
-        """Return the batch of a task, or `STREAM_END`; what the user's code raises gets a note and passes through."""
+    def run(self, task: Task, number: int | None = None, seeded: bool = True) -> Any:
+        """Return the batch of a task, or `STREAM_END`; what the user's code raises gets a note and passes through.
+
+        Args:
+            task: What to compute.
+            number: Which of the worker's tasks it is, from 0; by default the next.
+            seeded: Whether to seed the process's generators where the work is keyed. Workers that share them do not.
+        """
         if self._gathers:
             batch = self._gathered(task)
             if batch is not NOT_GATHERED:
                 return batch
-        match task:
-            case PlanTask():
-                try:
-                    return self._planned(task)
-                except StopIteration as error:  # a loop over the loader would take it for the end of the epoch
-                    raise RuntimeError("the dataset or collate_fn raised StopIteration") from error
-            case StreamTask():
-                return self._streamed(task)
-            case IndexTask(index):
-                return self._fetch_and_collate(index)
-            case range() | torch.Tensor():
-                return self._fetch_and_collate(list(task) if isinstance(task, range) else task.tolist())
+        number = self.count() if number is None else number
+        seeded = seeded and self.work.keyed
+        try:
+            match task:
+                case PlanTask():
+                    try:
+                        return self._planned(task, seeded)
+                    except StopIteration as error:  # a loop over the loader would take it for the end of the epoch
+                        raise RuntimeError("the dataset or collate_fn raised StopIteration") from error
+                case StreamTask():
+                    return self._streamed(task, seeded)
+                case IndexTask(index):
+                    return self._sampled(index, number, seeded)
+                case _:
+                    return self._sampled(list(task) if isinstance(task, range) else task.tolist(), number, seeded)
+        finally:
+            here.keys, here.place = None, COLLATION
 
-    def run_inline(self, task: Task) -> Any:
-        """Run a task in the caller's own process, its generators untouched where randomness is by position."""
+    def run_inline(self, task: Task, number: int | None = None) -> Any:
+        """Run a task in the caller's own process, its generators untouched where the work is keyed."""
         if self._gathers:
             batch = self._gathered(task)  # which draws nothing, so there is nothing to keep apart
             if batch is not NOT_GATHERED:
                 return batch
-        if not self.work.positional:
-            return self.run(task)
+        if not self.work.keyed:
+            return self.run(task, number)
         with self._generators_apart(isinstance(task, StreamTask)):
-            return self.run(task)
+            return self.run(task, number)
+
+    def count(self) -> int:
+        """Return the number of the next task, from 0."""
+        number, self._begun = self._begun, self._begun + 1
+        return number
 
     def open_inline(self, stream: int, epoch: int) -> None:
         """Begin a pass over an iterable dataset in the caller's own process."""
-        if self.work.positional:
+        if self.work.keyed:
             with self._generators_apart(True):
-                self._open(stream, epoch)
+                self._open(stream, epoch, seeded=True)
         else:
-            self._open(stream, epoch)
+            self._open(stream, epoch, seeded=False)
 
     def end_stream(self) -> StreamEnd:
         """Yield nothing more in this pass."""
@@ -211,14 +207,14 @@ class Worker:
         if kind is range or kind is torch.Tensor:
             rows = task
         elif kind is PlanTask:
-            rows = torch.from_numpy(self._planned_rows(task)[1])
+            rows = torch.from_numpy(self._rows(task)[1])
         else:
             rows = rows_of(task.index)
         batch = NOT_GATHERED if rows is None else gather(self.work.dataset, rows, self.work.allocate)
         self._gathers = batch is not NOT_GATHERED
         return batch
 
-    def _planned_rows(self, task: PlanTask) -> tuple[Positions, Indices]:
+    def _rows(self, task: PlanTask) -> tuple[Positions, Indices]:
         """Return a task's positions and indices; for a worker that is alone, evaluated along with the next tasks'."""
         plan = self.work.plan
         assert plan is not None, "a PlanTask needs a plan"
@@ -230,93 +226,53 @@ class Worker:
             self._span = {PlanTask(task.epoch, task.step + n, task.cursor): rows for n, rows in enumerate(span)}
         return self._span[task]
 
-    def _fetch_and_collate(self, index: Any) -> Any:
-        dataset = self.work.dataset
-        if not self.work.batched:
-            data = self._sample(index)
-        elif getattr(dataset, "__getitems__", None):
-            data = self._samples_in_bulk(index)
-        else:
-            data = [self._sample(one) for one in index]
+    def _planned(self, task: PlanTask, seeded: bool) -> Any:
+        positions, indices = self._rows(task)
+        assert self.work.plan is not None
+        keys = Keys(self.work.plan.seed, task.epoch, positions.tolist())
+        data = self._fetcher.fetch(indices.tolist(), keys, seeded, f" of epoch {task.epoch}, step {task.step}")
+        return self._collate(data if self.work.batched else data[0], keys, seeded)
+
+    def _sampled(self, index: Any, number: int, seeded: bool) -> Any:
+        whole = index if self.work.batched else [index]
+        keys = Keys(self.work.base_seed + self.worker_id, number, range(len(whole)) or [0])
+        data = self._fetcher.fetch(whole, keys, seeded)
+        return self._collate(data if self.work.batched else data[0], keys, seeded)
+
+    def _collate(self, data: Any, keys: Keys, seeded: bool) -> Any:
+        here.place = COLLATION
+        if seeded:
+            seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]).tolist())
         return self.work.collate_fn(data)
 
-    def _sample(self, index: Any, where: str = "") -> Any:
-        try:
-            return self.work.dataset[index]
-        except Exception as error:
-            error.add_note(f"headrace: while fetching sample {index!r}{where}")
-            raise
-
-    def _samples_in_bulk(self, indices: Any, where: str = "") -> Any:
-        try:
-            return self.work.dataset.__getitems__(indices)
-        except Exception as error:
-            error.add_note(f"headrace: while fetching samples {reprlib.repr(indices)}{where}")
-            raise
-
-    def _planned(self, task: PlanTask) -> Any:
-        plan = self.work.plan
-        assert plan is not None, "a PlanTask needs a plan"
-        positions, indices = self._planned_rows(task)
-        data = self._fetch_seeded(task, plan, positions, indices)
-        seed_from_words(plan.batch_seeds(task.epoch, int(positions[0])).tolist())
-        return self.work.collate_fn(data if self.work.batched else data[0])
-
-    def _fetch_seeded(self, task: PlanTask, plan: Plan, positions: Positions, indices: Indices) -> Sequence[Any]:
-        """Fetch the samples, the generators seeded before each; before all where the dataset fetches in bulk."""
-        seeds = plan.sample_seeds(task.epoch, positions)
-        whole = indices.tolist()
-        if self.work.batched and fetches_in_bulk(self.work.dataset):
-            seed_from_words(seeds[0].tolist())
-            fetched: Sequence[Any] = self._samples_in_bulk(whole, _place(task, int(positions[0])))
-            return fetched
-        samples = []
-        for index, position, words in zip(whole, positions.tolist(), seeds.tolist(), strict=True):
-            seed_from_words(words)
-            samples.append(self._sample(index, _place(task, position)))
-        return samples
-
-    def _streamed(self, task: StreamTask) -> Any:
+    def _streamed(self, task: StreamTask, seeded: bool) -> Any:
         if task.stream != self._stream:
-            self._open(task.stream, task.epoch)
+            self._open(task.stream, task.epoch, seeded)
+        keys = Keys(self._stream_key, self.worker_id, [self._read])
+        here.keys, here.place = keys, COLLATION
         wanted = len(task.index) if self.work.batched else 1
         data = list(islice(self._samples, wanted))
+        self._read += len(data)
         if len(data) < wanted:
             ended = self.end_stream()  # an iterator that has ended is not asked again
             if not data or self.work.drop_last:
                 return ended
         return Portion(len(data), self.work.collate_fn(data if self.work.batched else data[0]))
 
-    def _open(self, stream: int, epoch: int) -> None:
+    def _open(self, stream: int, epoch: int, seeded: bool) -> None:
         self._stream = stream
         self._samples = iter(())
-        dataset = self.work.dataset
-        if self.work.stream_words is not None:
-            under = key("stream", *self.work.stream_words, epoch)
-            seed_from_words(generator_seeds(under, np.array([self.worker_id]))[0].tolist())
+        self._read = 0
+        dataset, words = self.work.dataset, self.work.stream_words
+        under = key("stream", *(words or (self.work.base_seed, stream)), epoch)
+        self._stream_key = under.low
+        if words is not None:
+            if seeded:
+                seed_from_words(generator_seeds(under, np.array([self.worker_id]))[0].tolist())
             if callable(getattr(dataset, "set_epoch", None)):
                 dataset.set_epoch(epoch)
         samples = iter(dataset)
         self._samples = samples if self.work.share is None else self.work.share.of(samples)
-
-
-def _place(task: PlanTask, position: int) -> str:
-    return f", position {position} of epoch {task.epoch}, step {task.step}"
-
-
-def fetches_in_bulk(dataset: Any) -> bool:
-    """Tell whether a dataset has a `__getitems__` that a user wrote.
-
-    Torch's own wrappers have one that only passes on; they are looked through, so that each sample keeps its
-    own randomness.
-    """
-    bulk = getattr(type(dataset), "__getitems__", None)
-    if bulk is Subset.__getitems__:
-        return fetches_in_bulk(dataset.dataset)
-    if bulk is StackDataset.__getitems__:
-        parts = dataset.datasets
-        return any(fetches_in_bulk(part) for part in (parts.values() if isinstance(parts, dict) else parts))
-    return bool(getattr(dataset, "__getitems__", None))
 
 
 def is_iterable(dataset: Any) -> bool:

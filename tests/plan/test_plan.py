@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
+from headrace.plan.keys import batch_seeds, sample_seeds
 from headrace.types import TAILS, World
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=100)
@@ -370,12 +371,12 @@ def test_seeds_belong_to_positions() -> None:
     """Not to a world, batch size, step or sample; those of samples and batches are unrelated."""
     plan = Plan(Shuffled(), 40, 8, World(1, 2), seed=3)
     positions = plan.positions(1, 1)
-    seeds = plan.sample_seeds(1, positions)
+    seeds = sample_seeds(plan.seed, 1, positions)
     assert seeds.shape == (8, 3)
-    np.testing.assert_array_equal(Plan(Sequential(), 40, 1, seed=3).sample_seeds(1, positions[2:3]), seeds[2:3])
-    assert plan.batch_seeds(1, int(positions[0])).shape == (3,)
-    others = [plan.sample_seeds(2, positions), replace(plan, seed=4).sample_seeds(1, positions)]
-    batches = np.stack([plan.batch_seeds(epoch, position) for epoch in (0, 1) for position in range(40)])
+    np.testing.assert_array_equal(sample_seeds(3, 1, positions[2:3]), seeds[2:3])
+    assert batch_seeds(plan.seed, 1, int(positions[0])).shape == (3,)
+    others = [sample_seeds(plan.seed, 2, positions), sample_seeds(4, 1, positions)]
+    batches = np.stack([batch_seeds(plan.seed, epoch, position) for epoch in (0, 1) for position in range(40)])
     words = np.concatenate([seeds, *others, batches])
     assert len(np.unique(words)) == words.size
 
@@ -384,8 +385,10 @@ def test_the_stream_is_frozen() -> None:
     """Other batches or seeds would change what users who resume a run read."""
     plan = Plan(Shuffled(), 1000, 4, World(1, 3), seed=42)
     assert plan.batch(5, 7).tolist() == [373, 2, 999, 617]
-    assert plan.sample_seeds(5, np.array([7])).tolist() == [[15473986552982350076, 16577420370304795530, 565873775]]
-    assert plan.batch_seeds(5, 7).tolist() == [14003719808244371154, 10824820922316942293, 59394605]
+    assert sample_seeds(plan.seed, 5, np.array([7])).tolist() == [
+        [15473986552982350076, 16577420370304795530, 565873775]
+    ]
+    assert batch_seeds(plan.seed, 5, 7).tolist() == [14003719808244371154, 10824820922316942293, 59394605]
     assert Plan(Subset(range(0, 90, 9), shuffle=True), 90, 10).batch(0, 0).tolist() == [
         45,
         72,

@@ -343,7 +343,7 @@ def _worker_main(
         ring = Ring(descriptors)
         writer = SlotWriter(ring)
         if work.collate_fn is default_collate:
-            stack = slot_collate(writer, as_torch=not work.positional)
+            stack = slot_collate(writer, as_torch=not work.keyed)
             work = replace(work, collate_fn=stack, allocate=writer.empty)
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")

@@ -92,3 +92,14 @@ def generator_seeds(under: Key, positions: NDArray[np.int64]) -> Words:
     words = hash64(under, positions[:, None] * 3 + np.arange(3))
     words[:, 2] >>= np.uint64(32)
     return words
+
+
+def sample_seeds(seed: int, epoch: int, positions: NDArray[np.int64]) -> Words:
+    """Return the words that seed torch, random and numpy before each sample, shape (n,) to (n, 3)."""
+    return generator_seeds(key("sample", seed, epoch), positions)
+
+
+def batch_seeds(seed: int, epoch: int, position: int) -> Words:
+    """Return the words that seed the generators before a batch is collated, by its first position, shape (3,)."""
+    words: Words = generator_seeds(key("batch", seed, epoch), np.array([position]))[0]
+    return words

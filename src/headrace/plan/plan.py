@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import bad_value, whole_number
-from headrace.plan.keys import Words, generator_seeds, key
 from headrace.plan.order import EpochOrder, Order
 from headrace.types import TAILS, Indices, Positions, Tail, World
 
@@ -179,15 +178,6 @@ class Plan:
         """Return the position up to which all ranks together have read after a step; `samples` means done."""
         reached = cursor + (step + 1) * self.global_batch
         return self.samples if reached >= self.end(cursor) else reached
-
-    def sample_seeds(self, epoch: int, positions: Positions) -> Words:
-        """Return the words that seed torch, random and numpy before each sample, shape (n,) to (n, 3)."""
-        return generator_seeds(key("sample", self.seed, epoch), positions)
-
-    def batch_seeds(self, epoch: int, position: int) -> Words:
-        """Return the words that seed the generators before a batch is collated, by its first position, shape (3,)."""
-        words: Words = generator_seeds(key("batch", self.seed, epoch), np.array([position]))[0]
-        return words
 
     def _check(self, cursor: int) -> None:
         whole_number("cursor", cursor, high=self.samples, fix="It counts the epoch's samples already read.")

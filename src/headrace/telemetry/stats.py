@@ -1,6 +1,8 @@
 """Figures about a loader, for its user: counted while it runs, handed out as frozen values."""
 
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,26 @@ class Stats:
         return 100 * self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
 
 
-@dataclass
 class Meter:
     """The counts behind `Stats`, under the same names; readers add to it at every batch."""
 
-    batches: int = 0
-    samples: int = 0
-    received_bytes: int = 0
-    wait_s: float = 0.0
-    elapsed_s: float = 0.0
-    restarts: int = 0
+    def __init__(self) -> None:
+        self.batches = self.samples = self.received_bytes = self.restarts = 0
+        self.wait_s = self.elapsed_s = 0.0
+        self._pool: Any = None
 
-    def read(self, slots: int, slot_bytes: int) -> Stats:
+    def watch(self, pool: Any) -> None:
+        """Take note of the workers that were started last: of their slots, and of their having to be replaced."""
+        before = self._pool and self._pool()
+        self.restarts += before is not None and before.broken
+        self._pool = weakref.ref(pool)
+
+    def read(self) -> Stats:
         """Return the figures as they are now."""
-        return Stats(**vars(self), slots=slots, slot_bytes=slot_bytes)
+        pool = self._pool and self._pool()
+        slots, slot_bytes = (0, 0) if pool is None else pool.slots
+        counts = {name: value for name, value in vars(self).items() if name != "_pool"}
+        return Stats(**counts, slots=slots, slot_bytes=slot_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_pool": None}

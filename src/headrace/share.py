@@ -1,0 +1,57 @@
+"""Dealing an iterable dataset's samples to the ranks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.types import Tail, World
+
+
+@dataclass(frozen=True)
+class StreamShare:
+    """How an iterable dataset is dealt over ranks: sample j goes to rank j mod W.
+
+    Every rank reads the whole stream and keeps its share; with several workers each of them deals its own stream, so
+    that shares may differ by a sample per worker. `tail` rules an unfinished last round of W samples:
+    "exact" gives them to the first ranks, "drop" to none, and "pad" repeats to each other rank its first
+    sample.
+    """
+
+    world: World
+    tail: Tail
+
+    def of(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """Return this rank's samples of the stream."""
+        return _Dealt(self, stream)
+
+
+class _Dealt:
+    """A rank's share of a stream; not a generator, since it must go on after the stream raised an error."""
+
+    def __init__(self, share: StreamShare, stream: Iterator[Any]) -> None:
+        self._rank, self._size, self._tail = share.world.rank, share.world.size, share.tail
+        self._stream = stream
+        self._read = 0
+        self._first: Any = None
+        self._mine: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        for sample in self._stream:
+            place = self._read % self._size
+            if self._read in (0, self._rank):
+                self._first = sample
+            self._read += 1
+            if place == self._rank:
+                self._mine = sample
+            # An equal share may be given only when the round is known to be whole.
+            if place == (self._rank if self._tail == "exact" else self._size - 1):
+                return self._mine
+        unfinished = self._read % self._size
+        self._read = 0
+        self._stream = iter(())
+        if self._tail == "pad" and unfinished:
+            return self._mine if unfinished > self._rank else self._first
+        raise StopIteration
