@@ -11,6 +11,7 @@ SOURCE = ROOT / "src" / "headrace"
 FLOORS = {
     "errors": 0,
     "types": 1,
+    "data": 1,
     "plan": 2,
     "randomness": 2,
     "world": 2,
