@@ -12,6 +12,7 @@ FLOORS = {
     "errors": 0,
     "types": 1,
     "data": 1,
+    "forking": 1,
     "plan": 2,
     "randomness": 2,
     "world": 2,
