@@ -75,7 +75,7 @@ def thread_running() -> Iterator[threading.Thread]:
         (Data(samples=[*MANY, None]), ["dataset.samples (1,000,001 objects)"]),
         (Data(tables={"train": [MANY]}), ["dataset.tables['train'][0]"]),
         (Data(store=SimpleNamespace(rows=MANY)), ["dataset.store.rows"]),
-        (Data(first=MANY, second=MANY, third=tuple(MANY)), ["dataset.first (", ", dataset.third ("]),
+        (Data(first=MANY, again=MANY, other=WORDS), ["dataset.first (1,000,000 objects), dataset.other ("]),
         (Subset(Data(), MANY), ["dataset.indices"]),
         (Subset(Subset(Data(samples=MANY), [0]), [0]), ["dataset.dataset.dataset.samples"]),
         (ConcatDataset([Data(), Data(samples=MANY)]), ["dataset.datasets[1].samples"]),
