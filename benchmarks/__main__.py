@@ -14,9 +14,15 @@ from torch._utils import cpu_count
 
 from benchmarks.first_batch import first_batch
 from benchmarks.local import start, transfer
+from benchmarks.packed import packed
 from benchmarks.rows import Row
 
-BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {"first_batch": first_batch, "transfer": transfer, "start": start}
+BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
+    "first_batch": first_batch,
+    "transfer": transfer,
+    "start": start,
+    "packed": packed,
+}
 
 
 def machine() -> str:

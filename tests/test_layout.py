@@ -11,6 +11,8 @@ SOURCE = ROOT / "src" / "headrace"
 FLOORS = {
     "errors": 0,
     "types": 1,
+    "data": 1,
+    "forking": 1,
     "gather": 2,
     "plan": 2,
     "telemetry": 2,

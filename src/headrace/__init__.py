@@ -1,5 +1,6 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
+from headrace.data import PackedList
 from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, SlotTooLarge, WorkerDied
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor
 from headrace.loader import DataLoader
@@ -15,6 +16,7 @@ __all__ = [
     "InlineExecutor",
     "MissingExtra",
     "Order",
+    "PackedList",
     "Plan",
     "ProcessExecutor",
     "Sequential",
