@@ -6,7 +6,7 @@ LIMIT_S = 20.0
 
 
 def wait_for_reapers() -> None:
-    """Wait until the workers of closed pools have been reaped."""
+    """Wait until the workers of closed pools have been reaped, or have ended if they are threads."""
     for thread in threading.enumerate():
-        if thread.name == "headrace-reaper":
+        if thread.name.startswith("headrace-"):
             thread.join(LIMIT_S)

@@ -2,9 +2,11 @@
 
 from headrace.data import PackedList
 from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, SlotTooLarge, WorkerDied
-from headrace.executors import Executor, InlineExecutor, ProcessExecutor
+from headrace.executors import Executor, InlineExecutor, ProcessExecutor, ThreadExecutor
 from headrace.loader import DataLoader
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
+from headrace.randomness import rng, torch_rng
+from headrace.telemetry.stats import Stats
 from headrace.types import World
 
 __all__ = [
@@ -22,8 +24,12 @@ __all__ = [
     "Sequential",
     "Shuffled",
     "SlotTooLarge",
+    "Stats",
     "Subset",
+    "ThreadExecutor",
     "Weighted",
     "WorkerDied",
     "World",
+    "rng",
+    "torch_rng",
 ]

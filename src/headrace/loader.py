@@ -60,8 +60,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         tail: What happens at the end of an epoch that does not divide evenly: "pad" (the default: equal steps
             on all ranks, up to W-1 samples are read twice), "drop" (whole global batches only), or "exact"
             (every sample once; a rank may have a step less). `Plan` has a table of the three.
-        executor: Where the work runs: "process" (the default if `num_workers` > 0), "inline", or an
+        executor: Where the work runs: "process" (the default if `num_workers` > 0), "thread", "inline", or an
             `Executor`.
+        fetch_threads: How many samples of a batch each worker fetches at a time, for slow storage. The order stays, and
+            so do the batches; a dataset that draws from the global random generators, which threads share, is noticed
+            and fetched one by one (use `headrace.rng()` there).
 
     Raises:
         ValueError: An option, or a combination of options, is not allowed; the text says what is.
@@ -100,7 +103,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         order: Order | None = None,
         distributed: bool | World | None = None,
         tail: Tail | None = None,
-        executor: Literal["process", "inline"] | Executor | None = None,
+        executor: Literal["process", "thread", "inline"] | Executor | None = None,
+        fetch_threads: int = 1,
     ) -> None:
         # Kept as they were given, under their own names: frameworks rebuild loaders from such attributes.
         self.seed = seed
@@ -108,6 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.distributed = distributed
         self.tail = tail
         self.executor = executor
+        self.fetch_threads = fetch_threads
         super().__init__(
             dataset,
             batch_size,
@@ -294,6 +299,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             dataset=self.dataset,
             collate_fn=self.collate_fn,
             batched=self._auto_collation,
+            fetch_threads=self.fetch_threads,
             stacks=self.collate_fn is default_collate,
             drop_last=self.drop_last,
             worker_init_fn=self.worker_init_fn,

@@ -5,13 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import bad_value, whole_number
-from headrace.executors import Executor, InlineExecutor, ProcessExecutor
+from headrace.executors import Executor, InlineExecutor, ProcessExecutor, ThreadExecutor
 from headrace.plan import Order
 from headrace.plan.plan import MAX_SEED
 from headrace.types import TAILS, World
 from headrace.work import is_iterable
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {"process": ProcessExecutor, "inline": InlineExecutor}
+EXECUTORS: dict[str, Callable[[], Executor]] = {
+    "process": ProcessExecutor,
+    "thread": ThreadExecutor,
+    "inline": InlineExecutor,
+}
 
 
 def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
@@ -41,6 +45,9 @@ def check(loader: Any) -> None:
     if loader.drop_last and loader.tail in ("pad", "exact"):
         bad_value("tail", loader.tail, 'None or "drop" together with drop_last=True', "Leave one of the two out.")
     _check_executor(loader.executor, loader.num_workers)
+    threads = whole_number("fetch_threads", loader.fetch_threads, low=1, fix="1 fetches one sample at a time.")
+    if threads > 1 and (is_iterable(loader.dataset) or (loader.batch_size is None and loader.batch_sampler is None)):
+        bad_value("fetch_threads", threads, "1 where samples do not come in lists of indices", "Leave it out.")
 
 
 def _check_order(order: object, dataset: Any) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from executors.contract_datasets import Broken, Exhausted, Large, Squares, Stream, as_list
-from headrace import DataLoader, ProcessExecutor
+from headrace import DataLoader, ProcessExecutor, ThreadExecutor
 from headrace.testing import FakeDataset
 from waiting import wait_for_reapers
 
@@ -17,6 +18,15 @@ Make = Callable[..., DataLoader[Any]]
 
 CELLS = {
     "inline": {"executor": "inline"},
+    "inline-fetch": {"executor": "inline", "fetch_threads": 3},
+    "thread-1": {"executor": "thread", "num_workers": 1},
+    "thread-2": {"executor": "thread", "num_workers": 2},
+    "thread-2-fetch-persistent": {
+        "executor": ThreadExecutor(),
+        "num_workers": 2,
+        "fetch_threads": 3,
+        "persistent_workers": True,
+    },
     "process-fork-1": {"num_workers": 1, "multiprocessing_context": "fork"},
     "process-fork-2": {"num_workers": 2, "multiprocessing_context": "fork"},
     "process-fork-2-persistent": {
@@ -25,6 +35,7 @@ CELLS = {
         "persistent_workers": True,
         "prefetch_factor": 3,
     },
+    "process-fork-2-fetch": {"num_workers": 2, "multiprocessing_context": "fork", "fetch_threads": 3},
     "process-spawn-2": {"num_workers": 2, "multiprocessing_context": "spawn"},
     "process-forkserver-2": {
         "num_workers": 2,
@@ -37,7 +48,14 @@ CELLS = {
 @pytest.fixture(params=[pytest.param(cell, id=name) for name, cell in CELLS.items()])
 def make(request: pytest.FixtureRequest) -> Make:
     """Make a loader that follows a plan and runs on one of the executors."""
-    return lambda dataset, **options: DataLoader(dataset, **({"seed": 7} | request.param | options))
+
+    def make(dataset: Any, **options: Any) -> DataLoader[Any]:
+        options = {"seed": 7} | request.param | options
+        if isinstance(dataset, IterableDataset) or options.get("batch_size", 1) is None:
+            options.pop("fetch_threads", None)  # there are no lists of samples to fetch
+        return DataLoader(dataset, **options)
+
+    return make
 
 
 def flat(batches: Any) -> list[Any]:
@@ -164,6 +182,7 @@ def test_abandoned_readers_leave_nothing(make: Make) -> None:
         for _ in range(taken):
             next(reader)
         del reader
+    del loader
     gc.collect()
     wait_for_reapers()
     assert threading.active_count() == threads

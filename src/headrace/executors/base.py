@@ -6,6 +6,7 @@ fit in without touching it.
 """
 
 import pickle
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,14 @@ class Failure:
             for note in self.notes:
                 error.add_note(note)
             raise
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A batch, and what its worker has to say to the user besides."""
+
+    text: str
+    outcome: Any
 
 
 class Future:
@@ -89,6 +98,9 @@ class Future:
         self._outcome = self._error = None
         if rebuild is not None:
             outcome = rebuild()
+        if isinstance(outcome, Remark):
+            warnings.warn(outcome.text, stacklevel=2)
+            outcome = outcome.outcome
         if isinstance(outcome, Failure):
             outcome.reraise()
         if error is not None:

@@ -1,0 +1,342 @@
+"""Workers as threads of this process: for decoders that release the GIL, and for Python without one.
+
+Threads share the process's global generators. A batch is therefore computed without seeding them, and they are watched:
+if they moved, the batch is computed again in the caller's thread, seeded sample by sample as everywhere else. If it was
+the batch that drew, all further batches are computed like that; it may also have been the training loop. The first
+batch is tried in the caller's thread to begin with, since most datasets that draw do so from the first sample on.
+"""
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch.utils.data import default_collate
+from torch.utils.data._utils import worker as torch_worker
+
+from headrace.executors.base import Executor, Future, Pool
+from headrace.fetch import drawing_remark
+from headrace.randomness import Generators, callers_generators_kept
+from headrace.types import StreamTask, Task
+from headrace.work import Work, Worker
+
+FALSE_ALARMS = 8
+"""After so many batches in a row whose generators somebody else moved, computing each twice is given up."""
+
+_EXIT_S = 5.0
+"""How long the interpreter waits at its end for batches in work."""
+
+_NAME = "headrace-worker-"
+
+_crews: "weakref.WeakSet[_Crew]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class ThreadExecutor(Executor):
+    """Run work in threads of this process, `num_workers` of them, always under a plan.
+
+    Nothing is copied or pickled, so it starts at once; but all workers use the same dataset object, which must bear
+    that, and Python code runs in one thread at a time unless it releases the GIL, as decoders and I/O do. Random
+    augmentation should draw from `headrace.rng()` or `headrace.torch_rng()`.
+    """
+
+    def start(self, work: Work, workers: int, context: Any = None) -> Pool:
+        """Start the threads; `context` means nothing to them."""
+        return _ThreadPool(work, workers)
+
+
+@dataclass
+class _Job:
+    """A task that waits to be computed, by any worker if `worker` is None."""
+
+    task: Task
+    future: Future
+    worker: int | None
+
+
+class _Process:
+    """What all threads of the process share: whether some compute, or one alone.
+
+    Attributes:
+        changed: Held while anything of it, or of a crew, is looked at or changed.
+        running: Batches being computed in worker threads.
+        paused: Whether no further one may begin.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.running = 0
+        self.paused = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep worker threads from computing meanwhile."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.paused)
+            self.paused = True
+            self.changed.wait_for(lambda: not self.running)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.paused = False
+                self.changed.notify_all()
+
+
+_process = _Process()
+
+
+class _Crew:
+    """What the threads of a pool share. They do not know the pool, so that it can be dropped while they live."""
+
+    def __init__(self, work: Work, workers: int) -> None:
+        self.work = replace(work, in_threads=True)
+        self.size = workers
+        self._owner = os.getpid()
+        self.waiting: deque[_Job] = deque()
+        self.refusals: dict[int, BaseException | None] = {}  # by worker, once it has begun
+        self.tried = self.serial = self.closed = False
+        self.false_alarms = 0
+        self.workers = [Worker(self.work, worker, alone=workers == 1) for worker in range(workers)]
+
+    def serve(self, worker_id: int) -> None:
+        """Compute jobs until the crew is closed; the body of a worker thread."""
+        with self.as_worker(worker_id):
+            self._begin(worker_id)
+            while (job := self._next_job(worker_id)) is not None:
+                try:
+                    self._compute(job, self.workers[worker_id])
+                finally:
+                    with _process.changed:
+                        _process.running -= 1
+                        _process.changed.notify_all()
+                del job
+
+    def _begin(self, worker_id: int) -> None:
+        """Call the user's hook, which tends to seed generators."""
+        refusal: BaseException | None = None
+        if self.work.worker_init_fn is not None:
+            with _process.alone(), callers_generators_kept():
+                try:
+                    self.work.worker_init_fn(worker_id)
+                except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
+                    refusal = error
+        with _process.changed:
+            self.refusals[worker_id] = refusal
+            _process.changed.notify_all()
+
+    def _next_job(self, worker_id: int) -> _Job | None:
+        with _process.changed:
+            while not self.closed:
+                if self.tried and not self.serial and not _process.paused:
+                    for job in self.waiting:
+                        if job.worker in (None, worker_id):
+                            self.waiting.remove(job)
+                            _process.running += 1
+                            return job
+                _process.changed.wait()
+        return None
+
+    def _compute(self, job: _Job, worker: Worker) -> None:
+        refusal = self.refusals[worker.worker_id]
+        if refusal is not None:
+            job.future.fail(refusal)
+            return
+        number = worker.count()
+        before = Generators()
+        outcome, error = _outcome(worker, partial(worker.run, job.task, number, seeded=False))
+        moved = before.moved()
+        if moved and not isinstance(job.task, StreamTask):
+            job.future.resolve_later(partial(self._again, worker, job.task, number))
+            return
+        if moved:
+            _warn_of_stream(moved)  # what it read is gone, so it cannot be computed again
+        self.false_alarms = 0
+        _fill(job.future, outcome, error)
+
+    def _again(self, worker: Worker, task: Task, number: int) -> Any:
+        """Compute a batch once more in the caller's thread, and find out whether it was the one that drew."""
+        with _process.alone(), self.as_worker(worker.worker_id):
+            if self.serial:
+                return worker.run_inline(task, number)
+            outcome, error, moved = self._watched(worker, task, number)
+            if moved:
+                self._go_serial(moved)
+                return worker.run_inline(task, number)
+        self.false_alarms += 1
+        if self.false_alarms >= FALSE_ALARMS:
+            self.serial = True
+            warnings.warn(
+                "the training loop draws from the global generators of torch, random or numpy. Whether a batch that "
+                "was computed in a thread did so too shows only when it is computed twice, so from now on batches are "
+                "computed in the calling thread, one at a time. Give the loop generators of its own, or use "
+                'executor="process".',
+                stacklevel=2,
+            )
+        if error is not None:
+            raise error
+        return outcome
+
+    def _watched(self, worker: Worker, task: Task, number: int) -> tuple[Any, BaseException | None, list[str]]:
+        """Compute a batch in the caller's thread, unseeded; return too what it drew from, which is undone."""
+        before = Generators()
+        outcome, error = _outcome(worker, partial(worker.run, task, number, seeded=False))
+        moved = before.moved()
+        before.restore()
+        return outcome, error, moved
+
+    def _go_serial(self, moved: Sequence[str]) -> None:
+        self.serial = True
+        warnings.warn(
+            drawing_remark(moved, 'executor="thread"', "batches are computed one at a time from now on"), stacklevel=2
+        )
+
+    def compute_here(self, future: Future) -> None:
+        """Compute a waiting job in the caller's thread: to try whether it draws, or since it does."""
+        with _process.changed:
+            job = next((job for job in self.waiting if job.future is future), None)
+            if job is None:  # a thread has taken it just now
+                return
+            self.waiting.remove(job)
+            worker = self.workers[job.worker or 0]
+            _process.changed.wait_for(lambda: worker.worker_id in self.refusals)
+        refusal = self.refusals[worker.worker_id]
+        if refusal is not None:
+            self.tried = True
+            job.future.fail(refusal)
+            return
+        with _process.alone(), self.as_worker(worker.worker_id):
+            number = worker.count()
+            error: BaseException | None
+            if not self.serial:
+                self.tried = True
+                outcome, error, moved = self._watched(worker, job.task, number)
+                if moved and isinstance(job.task, StreamTask):
+                    _warn_of_stream(moved)
+                elif moved:
+                    self._go_serial(moved)
+            if self.serial:
+                outcome, error = _outcome(worker, partial(worker.run_inline, job.task, number))
+            _fill(job.future, outcome, error)
+
+    @contextmanager
+    def as_worker(self, worker_id: int) -> Iterator[None]:
+        """Let `get_worker_info` tell in this thread that it is a worker."""
+        before = vars(_infos).get("here")
+        _infos.here = self.work.info(worker_id, self.size)
+        try:
+            yield
+        finally:
+            _infos.here = before
+
+    def close(self) -> None:
+        """Let the threads end as soon as what they are computing is done."""
+        if os.getpid() != self._owner:  # a forked child has none of them, and perhaps a lock that nobody will release
+            return
+        with _process.changed:
+            self.closed = True
+            self.waiting.clear()
+            _process.changed.notify_all()
+
+
+class _ThreadPool(Pool):
+    def __init__(self, work: Work, workers: int) -> None:
+        self.work = work
+        self.workers = workers
+        self._crew = _Crew(work, workers)
+        _crews.add(self._crew)
+        _prepare_process()
+        for worker in range(workers):
+            # Threads that are no daemons would keep the interpreter from ending while a pool lives.
+            threading.Thread(target=self._crew.serve, args=(worker,), name=f"{_NAME}{worker}", daemon=True).start()
+
+    def submit(self, task: Task, worker: int | None = None) -> Future:
+        future = Future(-1 if worker is None else worker)
+        with _process.changed:
+            self._crew.waiting.append(_Job(task, future, worker))
+            _process.changed.notify_all()
+        return future
+
+    def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
+        crew = self._crew
+        if crew.serial or not crew.tried:
+            crew.compute_here(futures[0])
+        with _process.changed:
+            return _process.changed.wait_for(lambda: any(future.done() for future in futures), timeout_s)
+
+    def close(self) -> None:
+        self._crew.close()
+
+
+def _outcome(worker: Worker, compute: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Return what a computation returned or raised; a stream's collate_fn that raises StopIteration ends the stream."""
+    try:
+        return compute(), None
+    except StopIteration:
+        return worker.end_stream(), None
+    except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
+        return None, error
+
+
+def _fill(future: Future, outcome: Any, error: BaseException | None) -> None:
+    if error is None:
+        future.resolve(outcome)
+    else:
+        future.fail(error)
+
+
+def _warn_of_stream(moved: Sequence[str]) -> None:
+    warnings.warn(
+        f"the global generator of {' and '.join(moved)} was drawn from while threads read an IterableDataset: which "
+        "batch got which numbers depends on chance. Draw from headrace.rng() or headrace.torch_rng(), or use "
+        'executor="process".',
+        stacklevel=2,
+    )
+
+
+_infos = threading.local()
+"""In a worker's thread, `_infos.here` is what `get_worker_info` tells there."""
+
+
+@functools.cache
+def _prepare_process() -> None:
+    """Have torch's `get_worker_info` look for the thread's own info first, and threads end with the interpreter.
+
+    Users import the function by name, long before, so its code is exchanged and not its name.
+    """
+    vars(torch_worker)["_headrace_info"] = _info
+    torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
+    atexit.register(_let_all_end)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=vars(_infos).clear)
+
+
+def _get_worker_info() -> Any:
+    return _headrace_info(_worker_info)  # type: ignore[name-defined]  # noqa: F821 - torch's module has both
+
+
+def _info(of_process: Any) -> Any:
+    # Torch's collation asks in order to collate into shared memory, which a thread has no use for.
+    asked_by = sys._getframe(2).f_globals.get("__name__")
+    here = None if asked_by == default_collate.__module__ else vars(_infos).get("here")
+    return of_process if here is None else here
+
+
+def _let_all_end() -> None:
+    """Give threads the time to end that would otherwise be torn away in the middle of a batch."""
+    for crew in list(_crews):
+        crew.close()
+    deadline = time.monotonic() + _EXIT_S
+    for thread in threading.enumerate():
+        if thread.name.startswith(_NAME):
+            thread.join(max(0.0, deadline - time.monotonic()))
