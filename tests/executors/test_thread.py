@@ -1,0 +1,205 @@
+"""What only threads can do, and what only they can spoil."""
+
+import random
+import subprocess
+import sys
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+
+import headrace
+from headrace import DataLoader
+from headrace.executors.thread import FALSE_ALARMS
+from headrace.testing import FakeDataset
+
+LIMIT_S = 20
+
+
+class Computed(Dataset[tuple[int, Any]]):
+    """Calls a function for each sample."""
+
+    def __init__(self, length: int, compute: Any) -> None:
+        self.length, self.compute = length, compute
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return index, self.compute(index)
+
+
+def read(dataset: Any, workers: int = 2, **options: Any) -> list[Any]:
+    return list(DataLoader(dataset, num_workers=workers, executor="thread", collate_fn=list, **options))
+
+
+def test_batches_are_computed_at_the_same_time() -> None:
+    """Those after the first, which is tried alone; they would wait in vain otherwise."""
+    barrier = threading.Barrier(2)
+    dataset = Computed(5, lambda index: index and barrier.wait(LIMIT_S) >= 0)
+    assert [index for ((index, _),) in read(dataset)] == [0, 1, 2, 3, 4]
+
+
+def test_nothing_is_copied() -> None:
+    seen: set[int] = set()
+    dataset = Computed(4, lambda _: seen.add(id(dataset)))
+    read(dataset)
+    assert seen == {id(dataset)}
+
+
+def test_worker_info_is_the_threads_own() -> None:
+    ids = [info.id for batch in read(Computed(40, lambda _: get_worker_info()), seed=0) for _, info in batch]
+    assert set(ids) <= {0, 1}
+    assert get_worker_info() is None
+    infos = read(Computed(2, lambda _: get_worker_info()), seed=9)
+    ((_, info),) = infos[1]
+    assert (info.num_workers, info.seed) == (2, 9 + info.id)
+    assert isinstance(info.dataset, Computed)
+
+
+def test_collation_needs_no_shared_memory() -> None:
+    (batch,) = DataLoader(
+        FakeDataset(3), batch_size=3, num_workers=1, executor="thread", collate_fn=lambda data: default_collate(data)
+    )
+    assert not batch["torch"].is_shared()
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()).item()])
+@pytest.mark.parametrize("begins", [0, 13])
+def test_a_dataset_that_draws_gets_its_bits_one_batch_at_a_time(draw: Any, begins: int) -> None:
+    threads: list[str] = []
+
+    def compute(index: int) -> float:
+        threads.append(threading.current_thread().name)
+        return float(draw()) if index >= begins else 0.0
+
+    dataset = Computed(40, compute)
+    expected = list(DataLoader(dataset, batch_size=2, seed=4, collate_fn=list))
+    threads.clear()
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"draws from the global generator of .*headrace\.rng") as said:
+        assert read(dataset, batch_size=2, seed=4) == expected
+    assert sum("global generator" in str(one.message) for one in said) == 1
+    assert set(threads[-10:]) == {threading.current_thread().name}
+    if begins:
+        assert len(set(threads)) > 1
+
+
+def test_the_callers_draws_are_told_from_the_datasets() -> None:
+    torch.manual_seed(1)
+    expected = [torch.rand(()).item() for _ in range(40)]
+    torch.manual_seed(1)
+    barrier = threading.Barrier(2)
+    threads: list[str] = []
+
+    def compute(index: int) -> float:
+        threads.append(threading.current_thread().name)
+        if 0 < index <= FALSE_ALARMS and threading.current_thread() is not threading.main_thread():
+            barrier.wait(LIMIT_S)  # begun before the caller draws...
+            barrier.wait(LIMIT_S)  # ...and done after
+        return headrace.rng().random()
+
+    drawn, values = [], []
+    loader = DataLoader(
+        Computed(40, compute), num_workers=1, executor="thread", collate_fn=list, seed=4, prefetch_factor=1
+    )
+
+    def train() -> None:
+        for step, batch in enumerate(loader):
+            values.append(batch)
+            meets = step < FALSE_ALARMS
+            if meets:
+                barrier.wait(LIMIT_S)
+            drawn.append(torch.rand(()).item())
+            if meets:
+                barrier.wait(LIMIT_S)
+
+    with pytest.warns(UserWarning, match="the training loop draws") as said:
+        train()
+    assert drawn == expected
+    assert values == list(DataLoader(Computed(40, lambda _: headrace.rng().random()), collate_fn=list, seed=4))
+    assert len([one for one in said if "draws" in str(one.message)]) == 1
+
+
+class Stream(IterableDataset[float]):
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __iter__(self) -> Any:
+        return (self.draw() for _ in range(8))
+
+
+def test_a_stream_that_draws_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="depends on chance"):
+        assert len(read(Stream(random.random), workers=1, seed=0)) == 8
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, other = (read(Stream(lambda: headrace.rng().random()), workers=2, seed=0) for _ in range(2))
+    assert one == other
+    assert len({number for (number,) in one}) == 16
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+def test_a_users_sampler_gets_numbers_that_come_again() -> None:
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(6)
+        runs.append(read(Computed(8, lambda _: random.random()), sampler=[3, 1, 4, 1, 5], batch_size=2))
+    assert runs[0] == runs[1]
+    numbers = [number for batch in runs[0] for _, number in batch]
+    assert len(set(numbers)) == 5
+
+
+def test_the_hook_runs_in_each_thread_and_leaves_the_callers_generators() -> None:
+    seen: list[int] = []
+
+    def init(worker_id: int) -> None:
+        random.seed(worker_id)
+        seen.append(get_worker_info().id)  # type: ignore[union-attr]
+
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    read(Computed(4, str), worker_init_fn=init)
+    assert sorted(seen) == [0, 1]
+    assert random.random() == expected
+
+
+def test_a_hook_that_raises_is_raised_at_every_batch() -> None:
+    def init(worker_id: int) -> None:
+        raise OSError("no licence")
+
+    loader = iter(DataLoader(Computed(3, str), num_workers=1, executor="thread", worker_init_fn=init))
+    for _ in range(3):
+        with pytest.raises(OSError, match="no licence"):
+            next(loader)
+
+
+SCRIPT = """
+import sys, threading
+from headrace import DataLoader
+from torch.utils.data import Dataset
+class Slow(Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, index):
+        if index > 1: threading.Event().wait(0.3)
+        return index
+loader = iter(DataLoader(Slow(), num_workers=4, executor="thread"))
+print(next(loader), next(loader))
+{last}
+"""
+
+
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2)])
+def test_the_interpreter_ends_while_threads_compute(last: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "tensor([0]) tensor([1])\n")
+    assert "Fatal" not in done.stderr
+    assert "terminate" not in done.stderr
+    assert "ignored" not in done.stderr

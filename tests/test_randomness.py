@@ -1,0 +1,86 @@
+"""Generators of each sample's own, and the watch over those that a process shares."""
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headrace
+from headrace.randomness import COLLATION, Generators, Keys, here
+
+
+@pytest.fixture(autouse=True)
+def _outside() -> Any:
+    yield
+    here.keys, here.place = None, COLLATION
+
+
+def draws() -> tuple[float, float]:
+    """The next number of either generator."""
+    return headrace.rng().random(), torch.rand((), generator=headrace.torch_rng()).item()
+
+
+def at(seed: int, epoch: int, numbers: list[int], place: int) -> tuple[float, float]:
+    here.keys, here.place = Keys(seed, epoch, numbers), place
+    return draws()
+
+
+def test_a_samples_numbers_belong_to_seed_epoch_and_position() -> None:
+    one = at(1, 2, [30, 31, 32], 1)
+    assert at(1, 2, [31], 0) == one, "whatever batch it is in"
+    others = [at(2, 2, [31], 0), at(1, 3, [31], 0), at(1, 2, [30], 0), at(1, 2, [31], COLLATION), at(2, 1, [31], 0)]
+    numbers = [number for pair in [one, *others] for number in pair]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_sample_goes_on_drawing_and_the_next_begins_anew() -> None:
+    first = at(0, 0, [5, 6], 0)
+    second = draws()
+    assert second != first
+    assert at(0, 0, [5, 6], 0) == first, "the same batch, begun again"
+    here.place = 1
+    assert draws() not in (first, second)
+
+
+def test_threads_have_their_own() -> None:
+    expected = at(0, 0, [5, 6], 0)
+    seen: list[Any] = []
+    here.place = 1
+    thread = threading.Thread(target=lambda: seen.append(at(0, 0, [5, 6], 0)))
+    thread.start()
+    thread.join()
+    assert seen == [expected]
+    assert here.place == 1
+
+
+def test_outside_of_a_batch_torchs_seed_rules() -> None:
+    torch.manual_seed(3)
+    first, second = draws(), draws()
+    assert first != second
+    torch.manual_seed(4)
+    assert draws() not in (first, second)
+    torch.manual_seed(3)
+    assert draws() == first
+
+
+def test_asking_draws_nothing_from_the_global_generators() -> None:
+    before = Generators()
+    draws()
+    at(0, 0, [1], 0)
+    assert before.moved() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [("torch", lambda: torch.rand(())), ("random", random.random), ("numpy.random", np.random.rand)],
+)
+def test_the_watch_names_who_moved_and_puts_it_back(name: str, draw: Any) -> None:
+    before = Generators()
+    first = float(draw())
+    assert before.moved() == [name]
+    before.restore()
+    assert before.moved() == []
+    assert float(draw()) == first
