@@ -14,13 +14,17 @@ from torch._utils import cpu_count
 
 from benchmarks.first_batch import first_batch
 from benchmarks.local import start, transfer
+from benchmarks.memory import memory
 from benchmarks.packed import packed
 from benchmarks.rows import Row
+from benchmarks.storage import storage
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "first_batch": first_batch,
     "transfer": transfer,
     "start": start,
+    "memory": memory,
+    "storage": storage,
     "packed": packed,
 }
 
