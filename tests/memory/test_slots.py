@@ -14,7 +14,8 @@ import torch
 
 from headrace import DataLoader
 from headrace.errors import SlotTooLarge
-from headrace.memory.codec import SlotWriter, decode, lift, slot_collate
+from headrace.memory.codec import SlotWriter, lift, slot_collate
+from headrace.memory.pickling import decode
 from headrace.memory.slots import Loans, Ring, anonymous_file, headroom
 
 LARGE = 100_000

@@ -25,8 +25,9 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge, WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool
-from headrace.memory.codec import SlotWriter, decode, encode, lift, slot_collate
+from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.payload import Payload, receive
+from headrace.memory.pickling import decode, encode
 from headrace.memory.slots import Loans, Ring
 from headrace.types import StreamTask, Task
 from headrace.work import Work

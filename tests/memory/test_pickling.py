@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.memory.codec import decode, encode
+from headrace.memory.pickling import decode, encode
 
 Pair = namedtuple("Pair", "left right")
 
