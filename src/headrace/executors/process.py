@@ -28,7 +28,7 @@ from headrace.executors.base import Executor, Failure, Future, Pool
 from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.payload import Payload, receive
 from headrace.memory.pickling import decode, encode
-from headrace.memory.slots import Loans, Ring
+from headrace.memory.slots import Loans, Ring, keep_freed_memory
 from headrace.types import StreamTask, Task
 from headrace.work import Work
 
@@ -128,6 +128,7 @@ class _Peer:
         """Hang up, and let go of what only a reference cycle would keep."""
         _hang_up(self.end)
         self.descriptors.close()
+        self.unanswered.clear()
         self._frames.close()
         self.loans.close()
 
@@ -137,6 +138,7 @@ class _ProcessPool(Pool):
         self.work = work
         self.workers = workers
         self._owner = os.getpid()
+        keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
         self._peers: list[_Peer] = []
         self._selector = selectors.DefaultSelector()
         self._unstarted: deque[tuple[_Peer, list[socket.socket]]] = deque()
@@ -245,18 +247,24 @@ class _ProcessPool(Pool):
     def close(self) -> None:
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
             return
-        for peer in self._peers:
-            if peer.end.fileno() >= 0:
-                self._selector.unregister(peer.end)
-            peer.close()
-            peer.unanswered.clear()
         self._selector.close()
         for _, ends in self._unstarted:
             for end in ends:
                 end.close()
         self._unstarted.clear()
-        _bury_later([peer.process for peer in self._peers if peer.process.pid is not None])
-        self._peers = []
+        peers, self._peers = self._peers, []
+        if sys.is_finalizing():
+            _dismiss(peers)  # a thread begun now would never run
+        elif peers:
+            # Told to stop from there too: ending takes the CPUs that the user's code is about to need.
+            threading.Thread(target=_dismiss, args=(peers,), name="headrace-reaper", daemon=True).start()
+
+
+def _dismiss(peers: Sequence[_Peer]) -> None:
+    """Tell workers to stop, and see that they do."""
+    for peer in peers:
+        peer.close()
+    _reap([peer.process for peer in peers if peer.process.pid is not None])
 
 
 def _hang_up(end: socket.socket) -> None:
@@ -264,14 +272,6 @@ def _hang_up(end: socket.socket) -> None:
     with suppress(OSError):  # the worker hung up first
         end.shutdown(socket.SHUT_RDWR)
     end.close()
-
-
-def _bury_later(processes: Sequence[BaseProcess]) -> None:
-    """Reap workers that were told to stop without making the user wait for them."""
-    if sys.is_finalizing():
-        _reap(processes)  # a thread begun now would never run
-    elif processes:
-        threading.Thread(target=_reap, args=(processes,), name="headrace-reaper", daemon=True).start()
 
 
 def _reap(processes: Sequence[BaseProcess]) -> None:
@@ -339,6 +339,7 @@ def _worker_main(
     where = f"in DataLoader worker process {worker_id}"
     try:
         if work is None:
+            keep_freed_memory()
             work = receive(descriptors)
             end.sendall(_COUNT.pack(0))  # ready: the next worker may be started
         ring = Ring(descriptors)
