@@ -25,6 +25,7 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge, WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool
+from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.payload import Payload, receive
 from headrace.memory.pickling import decode, encode
@@ -34,7 +35,7 @@ from headrace.work import Work
 
 _COUNT = struct.Struct("<Q")
 
-_LIVENESS_S = 1.0
+_LIVENESS_S = 1
 """How often either side looks whether the other still lives, should the closed socket not tell."""
 
 _GRACE_S = 5.0
@@ -153,8 +154,9 @@ class _ProcessPool(Pool):
         except BaseException as error:
             if isinstance(error, TypeError | AttributeError | PicklingError):
                 error.add_note(
-                    "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start method; "
-                    "define them at module level, or use multiprocessing_context='fork'"
+                    "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start method, "
+                    f"but {culprit(work, '', error)}; "
+                    "define such things at module level, or use multiprocessing_context='fork'"
                 )
             self.close()
             raise
@@ -369,7 +371,7 @@ def _worker_main(
                 parts = writer.write(outcome)
             except Exception as error:  # noqa: BLE001 - it is raised in the rank
                 if not isinstance(error, SlotTooLarge):
-                    error.add_note(f"headrace: the batch, a {type(outcome).__name__}, cannot be pickled")
+                    error.add_note(f"headrace: the batch cannot be pickled: {culprit(outcome, 'batch', error)}")
                 parts = writer.write(Failure.of(error, where))
             for part in _frame(parts):
                 end.sendall(part)
@@ -384,10 +386,12 @@ def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int]], None, None]:
     received: list[tuple[Task, list[int]]] = []
     frames = _read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _LIVENESS_S, 0))
     while os.getppid() == rank:
-        if not connection.wait([end], _LIVENESS_S):
+        try:
+            count = end.recv_into(wanted)
+        except BlockingIOError:  # nothing came for so long
             continue
-        count = end.recv_into(wanted)
         if not count:
             return
         wanted = wanted[count:] if count < len(wanted) else next(frames)

@@ -24,7 +24,7 @@ _MOST_WORK = 10_000
 """How many candidate solutions numpy may look at for two of them."""
 
 
-class _Stream(list[Buffer]):
+class Stream(list[Buffer]):
     """What a pickler writes: small things gathered, and each large `bytes` as the very object, uncopied."""
 
     write = list.append
@@ -49,11 +49,11 @@ class _Region:
         return memoryview, (pickle.PickleBuffer(memory),)
 
 
-class _Pickler(pickle.Pickler):
+class Pickler(pickle.Pickler):
     """Lays the bytes of tensors out of band; torch's own pickling would copy them twice, each with all its storage."""
 
     def __init__(
-        self, stream: _Stream, buffers: list[pickle.PickleBuffer], regions: dict[_Span, _Region], shared: bool
+        self, stream: Stream, buffers: list[pickle.PickleBuffer], regions: dict[_Span, _Region], shared: bool
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffers.append)
         self.tensors: list[tuple[_Span, torch.Tensor]] = []
@@ -61,6 +61,7 @@ class _Pickler(pickle.Pickler):
         self._shared = shared
 
     def reducer_override(self, value: Any) -> Any:
+        """Say how a tensor is pickled; the pickler asks for each object that is not of a basic type."""
         if not isinstance(value, torch.Tensor):
             return NotImplemented
         if not self._shared and value.is_shared():  # type: ignore[no-untyped-call]
@@ -116,11 +117,9 @@ def dump(value: Any, shared: bool = True) -> list[Part]:
     return [stream, *([buffer.raw()] for buffer in buffers)]
 
 
-def _dump(
-    value: Any, regions: dict[_Span, _Region], shared: bool
-) -> tuple[_Stream, list[pickle.PickleBuffer], _Pickler]:
-    stream, buffers = _Stream(), list[pickle.PickleBuffer]()
-    pickler = _Pickler(stream, buffers, regions, shared)
+def _dump(value: Any, regions: dict[_Span, _Region], shared: bool) -> tuple[Stream, list[pickle.PickleBuffer], Pickler]:
+    stream, buffers = Stream(), list[pickle.PickleBuffer]()
+    pickler = Pickler(stream, buffers, regions, shared)
     pickler.dump(value)
     return stream, buffers, pickler
 
