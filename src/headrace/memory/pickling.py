@@ -88,14 +88,12 @@ class Pickler(pickle.Pickler):
                 place = (region, span.start - region.start, count)
                 return _view, (*place, value.dtype, tuple(value.shape), requires_grad, value.stride())
             self.tensors.append((span, value))
-        if dense:
-            flat = value.reshape(-1)
-            return _tensor, (_raw(flat), value.dtype, tuple(value.shape), requires_grad)
-        if count > value.numel():
-            value = value.clone()  # its gaps closed, its dimensions laid out in the same order
-            count = value.numel()
-        flat = value.as_strided((count,), (1,))
-        return _view, (_raw(flat), 0, count, value.dtype, tuple(value.shape), requires_grad, value.stride())
+        if not dense:
+            value = _closed_up(value)
+            count = _extent(value)
+        memory: Any = value.as_strided((count,), (1,)).view(torch.uint8).numpy()
+        raw, layout = pickle.PickleBuffer(memory), (value.dtype, tuple(value.shape), requires_grad)
+        return (_tensor, (raw, *layout)) if dense else (_view, (raw, 0, count, *layout, value.stride()))
 
 
 def dump(value: Any, shared: bool = True) -> list[Part]:
@@ -226,9 +224,15 @@ def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum(step * (length - 1) for step, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _raw(flat: torch.Tensor) -> pickle.PickleBuffer:
-    memory: Any = flat.view(torch.uint8).numpy()
-    return pickle.PickleBuffer(memory)
+def _closed_up(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy without the gaps between its elements, or the tensor if it has none, or elements in one place."""
+    core = value[tuple(slice(1) if step == 0 else slice(None) for step in value.stride())]
+    reach = 0
+    for step, length in sorted(zip(core.stride(), core.shape, strict=True)):
+        if length > 1 and step <= reach:
+            return value
+        reach += step * (length - 1)
+    return value if reach < core.numel() else core.clone().expand(value.shape)
 
 
 def _tensor(raw: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
