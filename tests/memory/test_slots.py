@@ -3,7 +3,10 @@
 import gc
 import os
 import resource
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +202,31 @@ def test_forty_descriptors_are_enough() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert [batch[0, 0].item() for batch in kept] == list(range(100))
+
+
+@pytest.mark.parametrize("options", ["size=64k", "size=64k,ro"])
+def test_the_system_s_shared_memory_folder_is_not_needed(tmp_path: Path, options: str) -> None:
+    """In a process with a /dev/shm of its own, too small or read-only; and with few descriptors."""
+    mount = f"mount -t tmpfs -o {options} tmpfs /dev/shm"
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
+        pytest.skip("only root may mount another /dev/shm, on Linux")
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import resource, torch\n"
+        "from headrace import DataLoader\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "data = [torch.full((100_000,), number) for number in range(200)]\n"
+        "kept = list(DataLoader(data, num_workers=4, seed=0))\n"
+        "print([batch[0, -1].item() for batch in kept] == list(range(200)))\n"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" "$@"', sys.executable, "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
 
 
 def test_kept_batches_outlive_loader_and_workers() -> None:
