@@ -1,5 +1,6 @@
 """What cannot be pickled is named by where it is, whatever lies around it."""
 
+import multiprocessing
 import threading
 from collections import namedtuple
 from functools import partial
@@ -64,6 +65,12 @@ def test_the_path_is_named(batch: Any, where: str) -> None:
     with pytest.raises(Exception, match="pickle") as caught:
         encode(batch)
     assert culprit(batch, "batch", caught.value) == where
+
+
+def test_what_a_process_inherits_is_not_to_blame() -> None:
+    """A lock for processes is refused here, but not while a process is being started."""
+    dataset = Box(shared=multiprocessing.Lock(), own=threading.Lock())
+    assert culprit(dataset, "dataset", TypeError()) == "dataset.own is a _thread.lock"
 
 
 def test_depth_has_an_end() -> None:
