@@ -2,8 +2,12 @@
 
 import gc
 import os
+import platform
 import resource
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,8 @@ import torch
 
 from headrace import DataLoader
 from headrace.errors import SlotTooLarge
-from headrace.memory.codec import SlotWriter, decode, lift, slot_collate
+from headrace.memory.codec import SlotWriter, lift, slot_collate
+from headrace.memory.pickling import decode
 from headrace.memory.slots import Loans, Ring, anonymous_file, headroom
 
 LARGE = 100_000
@@ -198,6 +203,49 @@ def test_forty_descriptors_are_enough() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert [batch[0, 0].item() for batch in kept] == list(range(100))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory by other rules")
+def test_freed_memory_is_reused_rather_than_faulted_in_anew() -> None:
+    """In a process of its own, since malloc learns for the life of a process."""
+    script = (
+        "import resource\n"
+        "from headrace.memory.slots import keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "faults = []\n"
+        "for _ in range(3):\n"
+        "    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)\n"
+        "    batch = [bytes([number]) * 600_000 for number in range(64)]\n"
+        "    del batch\n"
+        "print(faults[2] - faults[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 1_000  # of 9,400 pages
+
+
+@pytest.mark.parametrize("options", ["size=64k", "size=64k,ro"])
+def test_the_system_s_shared_memory_folder_is_not_needed(tmp_path: Path, options: str) -> None:
+    """In a process with a /dev/shm of its own, too small or read-only; and with few descriptors."""
+    mount = f"mount -t tmpfs -o {options} tmpfs /dev/shm"
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
+        pytest.skip("only root may mount another /dev/shm, on Linux")
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import resource, torch\n"
+        "from headrace import DataLoader\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "data = [torch.full((100_000,), number) for number in range(200)]\n"
+        "kept = list(DataLoader(data, num_workers=4, seed=0))\n"
+        "print([batch[0, -1].item() for batch in kept] == list(range(200)))\n"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" "$@"', sys.executable, "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
 
 
 def test_kept_batches_outlive_loader_and_workers() -> None:

@@ -25,15 +25,17 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge, WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool
-from headrace.memory.codec import SlotWriter, decode, encode, lift, slot_collate
+from headrace.memory.blame import culprit
+from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.payload import Payload, receive
-from headrace.memory.slots import Loans, Ring
+from headrace.memory.pickling import decode, encode
+from headrace.memory.slots import Loans, Ring, keep_freed_memory
 from headrace.types import StreamTask, Task
 from headrace.work import Work
 
 _COUNT = struct.Struct("<Q")
 
-_LIVENESS_S = 1.0
+_LIVENESS_S = 1
 """How often either side looks whether the other still lives, should the closed socket not tell."""
 
 _GRACE_S = 5.0
@@ -127,6 +129,7 @@ class _Peer:
         """Hang up, and let go of what only a reference cycle would keep."""
         _hang_up(self.end)
         self.descriptors.close()
+        self.unanswered.clear()
         self._frames.close()
         self.loans.close()
 
@@ -136,6 +139,7 @@ class _ProcessPool(Pool):
         self.work = work
         self.workers = workers
         self._owner = os.getpid()
+        keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
         self._peers: list[_Peer] = []
         self._selector = selectors.DefaultSelector()
         self._unstarted: deque[tuple[_Peer, list[socket.socket]]] = deque()
@@ -150,8 +154,9 @@ class _ProcessPool(Pool):
         except BaseException as error:
             if isinstance(error, TypeError | AttributeError | PicklingError):
                 error.add_note(
-                    "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start method; "
-                    "define them at module level, or use multiprocessing_context='fork'"
+                    "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start method, "
+                    f"but {culprit(work, '', error)}; "
+                    "define such things at module level, or use multiprocessing_context='fork'"
                 )
             self.close()
             raise
@@ -244,18 +249,24 @@ class _ProcessPool(Pool):
     def close(self) -> None:
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
             return
-        for peer in self._peers:
-            if peer.end.fileno() >= 0:
-                self._selector.unregister(peer.end)
-            peer.close()
-            peer.unanswered.clear()
         self._selector.close()
         for _, ends in self._unstarted:
             for end in ends:
                 end.close()
         self._unstarted.clear()
-        _bury_later([peer.process for peer in self._peers if peer.process.pid is not None])
-        self._peers = []
+        peers, self._peers = self._peers, []
+        if sys.is_finalizing():
+            _dismiss(peers)  # a thread begun now would never run
+        elif peers:
+            # Told to stop from there too: ending takes the CPUs that the user's code is about to need.
+            threading.Thread(target=_dismiss, args=(peers,), name="headrace-reaper", daemon=True).start()
+
+
+def _dismiss(peers: Sequence[_Peer]) -> None:
+    """Tell workers to stop, and see that they do."""
+    for peer in peers:
+        peer.close()
+    _reap([peer.process for peer in peers if peer.process.pid is not None])
 
 
 def _hang_up(end: socket.socket) -> None:
@@ -263,14 +274,6 @@ def _hang_up(end: socket.socket) -> None:
     with suppress(OSError):  # the worker hung up first
         end.shutdown(socket.SHUT_RDWR)
     end.close()
-
-
-def _bury_later(processes: Sequence[BaseProcess]) -> None:
-    """Reap workers that were told to stop without making the user wait for them."""
-    if sys.is_finalizing():
-        _reap(processes)  # a thread begun now would never run
-    elif processes:
-        threading.Thread(target=_reap, args=(processes,), name="headrace-reaper", daemon=True).start()
 
 
 def _reap(processes: Sequence[BaseProcess]) -> None:
@@ -338,6 +341,7 @@ def _worker_main(
     where = f"in DataLoader worker process {worker_id}"
     try:
         if work is None:
+            keep_freed_memory()
             work = receive(descriptors)
             end.sendall(_COUNT.pack(0))  # ready: the next worker may be started
         ring = Ring(descriptors)
@@ -368,7 +372,7 @@ def _worker_main(
                 parts = writer.write(outcome)
             except Exception as error:  # noqa: BLE001 - it is raised in the rank
                 if not isinstance(error, SlotTooLarge):
-                    error.add_note(f"headrace: the batch, a {type(outcome).__name__}, cannot be pickled")
+                    error.add_note(f"headrace: the batch cannot be pickled: {culprit(outcome, 'batch', error)}")
                 parts = writer.write(Failure.of(error, where))
             for part in _frame(parts):
                 end.sendall(part)
@@ -383,10 +387,12 @@ def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int]], None, None]:
     received: list[tuple[Task, list[int]]] = []
     frames = _read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _LIVENESS_S, 0))
     while os.getppid() == rank:
-        if not connection.wait([end], _LIVENESS_S):
+        try:
+            count = end.recv_into(wanted)
+        except BlockingIOError:  # nothing came for so long
             continue
-        count = end.recv_into(wanted)
         if not count:
             return
         wanted = wanted[count:] if count < len(wanted) else next(frames)

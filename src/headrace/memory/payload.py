@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headrace.memory.codec import decode, encode
+from headrace.memory.pickling import copy_into, decode, dump
 from headrace.memory.slots import ALIGNMENT, Mapping, anonymous_file
 
 _HEAD = struct.Struct("<3Q")
@@ -39,18 +39,19 @@ class Payload:
 
     def __init__(self, value: Any) -> None:
         with _no_collection():
-            parts = encode(value, shared=False)
+            parts = dump(value, shared=False)
         places, size = [], 0
         for part in parts:
-            places += [size, len(part)]
-            size += -(-len(part) // ALIGNMENT) * ALIGNMENT
+            length = sum(map(len, part))
+            places += [size, length]
+            size += -(-length // ALIGNMENT) * ALIGNMENT
         table = struct.pack(f"<{len(places)}Q", *places)
         self._head = _HEAD.pack(size + len(table), size, len(parts))
         self._descriptor = anonymous_file(size + len(table))
         memory = Mapping(self._descriptor, size + len(table)).view()
         memory[size:] = table
         for start, part in zip(places[0::2], parts, strict=True):
-            memory[start : start + len(part)] = part
+            copy_into(memory, start, part)
 
     def send(self, end: socket.socket) -> None:
         """Pass the file to a process, over a Unix socket; a few bytes, which need no reader yet."""

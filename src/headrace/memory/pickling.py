@@ -1,0 +1,253 @@
+"""Values as bytes, by pickle protocol 5: the data of tensors and arrays out of band, large `bytes` uncopied."""
+
+import pickle
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._tensor import _rebuild_from_type_v2
+
+Buffer = bytes | bytearray | memoryview
+
+Part = Sequence[Buffer]
+"""One part of a pickled value, in pieces that follow each other."""
+
+_SPARSE = 2
+"""How many times larger than the tensors in it a region must be for it to matter whether they really overlap."""
+
+_FEW = 32
+"""Among no more tensors than these it is found out."""
+
+_MOST_WORK = 10_000
+"""How many candidate solutions numpy may look at for two of them."""
+
+
+class Stream(list[Buffer]):
+    """What a pickler writes: small things gathered, and each large `bytes` as the very object, uncopied."""
+
+    write = list.append
+
+
+class _Span(NamedTuple):
+    """Where in memory the elements of a tensor lie, from the first to the last, as addresses."""
+
+    start: int
+    end: int
+
+
+class _Region:
+    """Memory that several tensors are views of; pickled once."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.size = end - start
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        memory: Any = _at(self.start, (self.size,), (1,), 1)
+        return memoryview, (pickle.PickleBuffer(memory),)
+
+
+class Pickler(pickle.Pickler):
+    """Lays the bytes of tensors out of band; torch's own pickling would copy them twice, each with all its storage."""
+
+    def __init__(
+        self, stream: Stream, buffers: list[pickle.PickleBuffer], regions: dict[_Span, _Region], shared: bool
+    ) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffers.append)
+        self.tensors: list[tuple[_Span, torch.Tensor]] = []
+        self._regions = regions
+        self._shared = shared
+
+    def reducer_override(self, value: Any) -> Any:
+        """Say how a tensor is pickled; the pickler asks for each object that is not of a basic type."""
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if not self._shared and value.is_shared():  # type: ignore[no-untyped-call]
+            raise pickle.PicklingError("a tensor in shared memory can only be inherited")
+        if type(value) is not torch.Tensor:
+            return _dressed(value) if _pickles_as_tensor(type(value)) else NotImplemented
+        if not _is_memory(value):
+            return NotImplemented
+        if value.__dict__:
+            return _dressed(value)
+        if value.is_conj():
+            return torch.conj, (value.conj(),)
+        if value.is_neg():
+            return torch._neg_view, (torch._neg_view(value),)
+        return self._laid_out(value.detach(), value.requires_grad)
+
+    def _laid_out(self, value: torch.Tensor, requires_grad: bool) -> Any:
+        dense = value.is_contiguous()
+        count = value.numel() if dense else _extent(value)
+        if count:
+            span = _Span(value.data_ptr(), value.data_ptr() + count * value.itemsize)
+            region = self._regions.get(span)
+            if region is not None:
+                place = (region, span.start - region.start, count)
+                return _view, (*place, value.dtype, tuple(value.shape), requires_grad, value.stride())
+            self.tensors.append((span, value))
+        if not dense:
+            value = _closed_up(value)
+            count = _extent(value)
+        memory: Any = value.as_strided((count,), (1,)).view(torch.uint8).numpy()
+        raw, layout = pickle.PickleBuffer(memory), (value.dtype, tuple(value.shape), requires_grad)
+        return (_tensor, (raw, *layout)) if dense else (_view, (raw, 0, count, *layout, value.stride()))
+
+
+def dump(value: Any, shared: bool = True) -> list[Part]:
+    """Pickle any value: the stream first, then the data of tensors and arrays, one part each, all of it uncopied.
+
+    Tensors that are views of the same memory are so again afterwards; numpy arrays become copies.
+
+    Args:
+        value: What to pickle. It must stay as it is until its parts have been copied.
+        shared: Whether tensors in shared memory may be copied like others.
+
+    Raises:
+        Exception: Whatever pickle raises for a value that cannot be pickled.
+    """
+    stream, buffers, pickler = _dump(value, {}, shared)
+    regions = _overlapping(pickler.tensors)
+    if regions:  # the first pickler still keeps whatever it made, so that no address stands for something new
+        stream, buffers, _ = _dump(value, regions, shared)
+    return [stream, *([buffer.raw()] for buffer in buffers)]
+
+
+def _dump(value: Any, regions: dict[_Span, _Region], shared: bool) -> tuple[Stream, list[pickle.PickleBuffer], Pickler]:
+    stream, buffers = Stream(), list[pickle.PickleBuffer]()
+    pickler = Pickler(stream, buffers, regions, shared)
+    pickler.dump(value)
+    return stream, buffers, pickler
+
+
+def whole(part: Part) -> memoryview:
+    """Return a part in one piece."""
+    return memoryview(part[0] if len(part) == 1 else b"".join(part))
+
+
+def copy_into(memory: memoryview, start: int, part: Part) -> int:
+    """Copy a part into memory from `start` on; return where it ends."""
+    for piece in part:
+        memory[start : start + len(piece)] = piece
+        start += len(piece)
+    return start
+
+
+def encode(value: Any) -> list[memoryview]:
+    """Pickle any value to parts of one piece each.
+
+    Raises:
+        Exception: Whatever pickle raises for a value that cannot be pickled.
+    """
+    return [whole(part) for part in dump(value)]
+
+
+def decode(parts: Sequence[Buffer]) -> Any:
+    """Rebuild a value over its parts' memory: tensors and arrays are writable and alias `parts`."""
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _overlapping(tensors: Sequence[tuple[_Span, torch.Tensor]]) -> dict[_Span, _Region]:
+    """Return the memory that tensors share, by the span of each of them; most batches have none."""
+    clusters: list[list[tuple[_Span, torch.Tensor]]] = []
+    end = 0
+    for span, tensor in sorted(tensors, key=lambda one: one[0]):
+        if span.start >= end:
+            clusters.append([])
+        clusters[-1].append((span, tensor))
+        end = max(end, span.end)
+    regions = {}
+    for cluster in clusters:
+        if len(cluster) > 1:
+            region = _Region(cluster[0][0].start, max(span.end for span, _ in cluster))
+            if not _merely_interleaved([tensor for _, tensor in cluster], region.size):
+                regions.update({span: region for span, _ in cluster})
+    return regions
+
+
+def _merely_interleaved(tensors: Sequence[torch.Tensor], size: int) -> bool:
+    """Tell whether tensors with much space between their elements, as columns of a table, have none in common."""
+    if len(tensors) > _FEW or size <= _SPARSE * sum(tensor.nbytes for tensor in tensors):
+        return False
+    views = [
+        _at(one.data_ptr(), tuple(one.shape), tuple(step * one.itemsize for step in one.stride()), one.itemsize)
+        for one in tensors
+    ]
+    try:
+        return not any(np.shares_memory(*pair, max_work=_MOST_WORK) for pair in combinations(views, 2))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return False
+
+
+def _at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> np.ndarray[Any, Any]:
+    """Return memory as an array of uninterpreted items, without keeping it alive."""
+    kind = "|u1" if item_bytes == 1 else f"|V{item_bytes}"
+    description = {"data": (address, False), "shape": shape, "strides": strides, "typestr": kind, "version": 3}
+    return np.asarray(type("Memory", (), {"__array_interface__": description})())
+
+
+def _is_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is strided memory of this process, and nothing else."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not tensor._is_zerotensor()
+    )
+
+
+def _pickles_as_tensor(kind: type[torch.Tensor]) -> bool:
+    """Tell whether a subclass leaves pickling to torch.Tensor and has memory like it."""
+    return (
+        kind.__reduce_ex__ is torch.Tensor.__reduce_ex__
+        and kind.__reduce__ is torch.Tensor.__reduce__
+        and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )
+
+
+def _dressed(value: torch.Tensor) -> Any:
+    """Reduce a tensor of a subclass, or with attributes, to a plain one and what it has beside."""
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = value.as_subclass(torch.Tensor)
+    return _rebuild_from_type_v2, (_same, type(value), (plain,), torch._utils._get_obj_state(value))  # type: ignore[no-untyped-call]
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Count the elements that there is room for from a tensor's first to its last."""
+    return 1 + sum(step * (length - 1) for step, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _closed_up(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy without the gaps between its elements, or the tensor if it has none, or elements in one place."""
+    core = value[tuple(slice(1) if step == 0 else slice(None) for step in value.stride())]
+    reach = 0
+    for step, length in sorted(zip(core.stride(), core.shape, strict=True)):
+        if length > 1 and step <= reach:
+            return value
+        reach += step * (length - 1)
+    return value if reach < core.numel() else core.clone().expand(value.shape)
+
+
+def _tensor(raw: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    flat = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype, device="cpu")
+    return flat.reshape(shape).requires_grad_(requires_grad)
+
+
+def _view(
+    raw: Buffer,
+    start: int,
+    count: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    flat = torch.frombuffer(raw, dtype=dtype, offset=start, count=count)
+    return flat.as_strided(shape, stride).requires_grad_(requires_grad)
