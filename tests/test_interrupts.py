@@ -52,7 +52,6 @@ def interrupted_once(loader: DataLoader[Any], at: AtLine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(run=False, reason="submit, receive, start and close are torn by an interrupt in their middle")
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="counts lines as CPython traces them")
 @pytest.mark.parametrize("options", [{}, {"seed": 0}], ids=["parity", "plan"])
 @pytest.mark.parametrize("persistent", [False, True])

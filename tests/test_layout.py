@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "headrace"
 FLOORS = {
     "errors": 0,
+    "interrupts": 0,
     "types": 1,
     "data": 1,
     "forking": 1,

@@ -19,9 +19,6 @@ from waiting import wait_for_reapers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:epoch 0 was abandoned")]
 
-TORN = pytest.mark.xfail(
-    run=False, reason="an interrupt while workers start, end or answer leaves zombies and descriptors, or a hang"
-)
 
 LENGTH = 8
 
@@ -92,7 +89,7 @@ def held() -> tuple[int, Counter[str], int, int]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts by /proc")
-@pytest.mark.parametrize("use", [finish, abandon, pytest.param(interrupt, marks=TORN)], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", [finish, abandon, interrupt], ids=lambda use: use.__name__)
 def test_many_iterators_leave_nothing(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     complaints: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda event: complaints.append(repr(event.exc_value)))

@@ -172,6 +172,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if callable(forward):
                 forward(epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_iterator": None}  # a copy has workers of its own
+
     def stats(self) -> Stats:
         """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots."""
         return self._meter.read()

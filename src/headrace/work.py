@@ -87,14 +87,14 @@ class Work:
         """Whether each batch has randomness of its own, so that the caller's generators are to be left alone."""
         return self.plan is not None or self.stream_words is not None or self.in_threads
 
-    def start_worker(self, worker_id: int, workers: int) -> "Worker":
+    def start_worker(self, worker_id: int, workers: int, remark: Callable[[str], None] = warnings.warn) -> "Worker":
         """Set this process up as a worker, as torch does: seeds, one thread, worker info, the user's hook."""
         torch.set_num_threads(1)
         seed_worker(self.base_seed, worker_id)
         torch_worker._worker_info = self.info(worker_id, workers)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        return Worker(self, worker_id, alone=workers == 1)
+        return Worker(self, worker_id, alone=workers == 1, remark=remark)
 
     def info(self, worker_id: int, workers: int) -> Any:
         """Return what `torch.utils.data.get_worker_info` tells in a worker."""

@@ -11,6 +11,7 @@ import torch
 
 from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
+from headrace.interrupts import InterruptsHeld
 from headrace.telemetry.stats import Meter
 from headrace.types import Task
 from headrace.work import STREAM_END, Portion
@@ -98,9 +99,17 @@ class Reader(Iterator[Any]):
         assert self._pool is not None
         self._direct = self._pool.direct
         self._tasks = tasks
+        self._task: Task | None = None
         self._window: deque[Future] = deque()
         self._streams = set(range(self._pool.workers))  # the workers that have something left to give
         self._turn = 0
+        self._filled = False
+        # Who begins pass after pass and reads none must not pile up tasks.
+        if self._pool.owed <= self._delivery.ahead:
+            self._fill()
+
+    def _fill(self) -> None:
+        self._filled = True
         for _ in range(self._delivery.ahead):
             self._submit_next()
 
@@ -144,6 +153,8 @@ class Reader(Iterator[Any]):
 
     def _await(self) -> Any:
         """Wait for the next batch from the workers."""
+        if not self._filled:
+            self._fill()
         while self._pool is not None:
             if not self._window:
                 self._finish()
@@ -184,18 +195,22 @@ class Reader(Iterator[Any]):
     def _submit_next(self) -> None:
         """Ask for the next batch, unless there is none, or no worker that could compute it."""
         assert self._pool is not None
-        task = next(self._tasks, None) if self._streams else None
-        if task is None:
+        # What the user's sampler does may be interrupted; a task that it gave must not be lost by that.
+        if self._task is None and self._streams:
+            self._task = next(self._tasks, None)
+        if self._task is None:
             return
-        worker = None
-        if self._delivery.in_turn:
-            while self._turn % self._pool.workers not in self._streams:
+        with InterruptsHeld():
+            worker = None
+            if self._delivery.in_turn:
+                while self._turn % self._pool.workers not in self._streams:
+                    self._turn += 1
+                worker = self._turn % self._pool.workers
                 self._turn += 1
-            worker = self._turn % self._pool.workers
-            self._turn += 1
-        future = self._pool.submit(task, worker)
-        future.samples = self._size(task)
-        self._window.append(future)
+            task, self._task = self._task, None
+            future = self._pool.submit(task, worker)
+            future.samples = self._size(task)
+            self._window.append(future)
 
     def _take(self) -> Future:
         """Wait for the next batch in the order agreed, and take it out of the window."""

@@ -139,6 +139,11 @@ class Pool(ABC):
         """End the workers and release what they hold. Idempotent."""
 
     @property
+    def owed(self) -> int:
+        """How many tasks the workers have not answered, those included that nobody waits for any more."""
+        return 0
+
+    @property
     def slots(self) -> tuple[int, int]:
         """How many slots of shared memory are mapped, and their bytes."""
         return 0, 0

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
+from multiprocessing import process as processes_of_python
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from signal import Signals, strsignal
@@ -24,7 +25,9 @@ from torch._utils import cpu_count
 from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge, WorkerDied
-from headrace.executors.base import Executor, Failure, Future, Pool
+from headrace.executors.base import Executor, Failure, Future, Pool, Remark
+from headrace.forking import warn_before_fork
+from headrace.interrupts import InterruptsHeld
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.payload import Payload, receive
@@ -45,9 +48,14 @@ _rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """The rank's ends of all sockets: a forked process must not hold on to them, or no worker would see its rank die."""
 
 
+_processes: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
+"""The rank's workers: multiprocessing, at the exit of a process that was forked from the rank, would terminate them."""
+
+
 def _close_rank_ends() -> None:
     for end in list(_rank_ends):
         end.close()
+    processes_of_python._children.difference_update(_processes)  # type: ignore[attr-defined]
 
 
 if hasattr(os, "register_at_fork"):
@@ -66,7 +74,8 @@ class ProcessExecutor(Executor):
         Raises:
             Exception: Whatever pickle raises where a start method other than fork must pickle the dataset.
         """
-        return _ProcessPool(work, workers, torch.multiprocessing if context is None else context)
+        with InterruptsHeld():
+            return _ProcessPool(work, workers, torch.multiprocessing if context is None else context)
 
 
 class _Peer:
@@ -89,7 +98,9 @@ class _Peer:
             return
         future = self.unanswered.popleft()
         try:
-            future.resolve_later(partial(decode, lift(parts, self.loans)))
+            lifted = lift(parts, self.loans)
+            future.size_bytes = sum(map(len, lifted))
+            future.resolve_later(partial(decode, lifted))
         except SlotTooLarge as error:
             future.fail(error)
 
@@ -145,7 +156,11 @@ class _ProcessPool(Pool):
         self._unstarted: deque[tuple[_Peer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. Others get it pickled, once for all, unless it can only be inherited.
-            payload = None if context.get_start_method() == "fork" else _payload_of(work)
+            payload = None
+            if context.get_start_method() == "fork":
+                warn_before_fork(work.dataset)
+            else:
+                payload = _payload_of(work)
             for worker in range(workers):
                 self._prepare(worker, context, payload)
                 if payload is None:
@@ -167,6 +182,7 @@ class _ProcessPool(Pool):
         work = self.work if payload is None else None
         arguments = (worker_end, worker_fds, work, worker, self.workers)
         peer = _Peer(context.Process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
+        _processes.add(peer.process)
         peer.ready = payload is None
         self._peers.append(peer)
         self._unstarted.append((peer, [worker_end, worker_fds]))
@@ -192,13 +208,22 @@ class _ProcessPool(Pool):
     def processes(self) -> Sequence[BaseProcess]:
         return [peer.process for peer in self._peers]
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        mapped = [size for peer in self._peers for size in peer.loans.sizes()]
+        return len(mapped), sum(mapped)
+
+    @property
+    def owed(self) -> int:
+        return sum(len(peer.unanswered) for peer in self._peers)
+
     def submit(self, task: Task, worker: int | None = None) -> Future:
         if worker is None:
             worker = min(range(self.workers), key=lambda one: len(self._peers[one].unanswered))
         peer = self._peers[worker]
         future = Future(worker)
         peer.unanswered.append(future)
-        returned = [peer.loans.returned.popleft() for _ in range(len(peer.loans.returned))]
+        returned = [peer.loans.returned.popleft().slot for _ in range(len(peer.loans.returned))]
         peer.outbox.extend(_frame(encode((task, returned))))
         peer.send()
         if peer.end.fileno() < 0:
@@ -226,13 +251,14 @@ class _ProcessPool(Pool):
                 if self._selector.get_key(peer.end).events != events:
                     self._selector.modify(peer.end, events, peer)
         ready = self._selector.select(timeout_s)
-        for chosen, events in ready:
-            if events & selectors.EVENT_WRITE:
-                chosen.data.send()
-            if events & selectors.EVENT_READ and not chosen.data.receive():
-                self._bury(chosen.data)
-        if self._unstarted:
-            self._start_workers()
+        with InterruptsHeld():
+            for chosen, events in ready:
+                if events & selectors.EVENT_WRITE:
+                    chosen.data.send()
+                if events & selectors.EVENT_READ and not chosen.data.receive():
+                    self._bury(chosen.data)
+            if self._unstarted:
+                self._start_workers()
         return bool(ready)
 
     def _bury(self, peer: _Peer) -> None:
@@ -249,17 +275,18 @@ class _ProcessPool(Pool):
     def close(self) -> None:
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
             return
-        self._selector.close()
-        for _, ends in self._unstarted:
-            for end in ends:
-                end.close()
-        self._unstarted.clear()
-        peers, self._peers = self._peers, []
-        if sys.is_finalizing():
-            _dismiss(peers)  # a thread begun now would never run
-        elif peers:
-            # Told to stop from there too: ending takes the CPUs that the user's code is about to need.
-            threading.Thread(target=_dismiss, args=(peers,), name="headrace-reaper", daemon=True).start()
+        with InterruptsHeld():
+            self._selector.close()
+            for _, ends in self._unstarted:
+                for end in ends:
+                    end.close()
+            self._unstarted.clear()
+            peers, self._peers = self._peers, []
+            if sys.is_finalizing():
+                _dismiss(peers)  # a thread begun now would never run
+            elif peers:
+                # Told to stop from there too: ending takes the CPUs that the user's code is about to need.
+                threading.Thread(target=_dismiss, args=(peers,), name="headrace-reaper", daemon=True).start()
 
 
 def _dismiss(peers: Sequence[_Peer]) -> None:
@@ -352,8 +379,9 @@ def _worker_main(
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
         refusal: Failure | None = None
+        remarks: list[str] = []
         try:
-            worker = work.start_worker(worker_id, workers)
+            worker = work.start_worker(worker_id, workers, remarks.append)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             refusal = Failure.of(error, where)
         for task, returned in _tasks(end):
@@ -368,6 +396,8 @@ def _worker_main(
                     outcome = worker.end_stream() if isinstance(task, StreamTask) else Failure.of(error, where)
                 except Exception as error:  # noqa: BLE001 - it is raised in the rank
                     outcome = Failure.of(error, where)
+            if remarks:
+                outcome = Remark(remarks.pop(), outcome)
             try:
                 parts = writer.write(outcome)
             except Exception as error:  # noqa: BLE001 - it is raised in the rank

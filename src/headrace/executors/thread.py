@@ -24,7 +24,7 @@ from typing import Any
 from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.base import Executor, Future, Pool
+from headrace.executors.base import Executor, Failure, Future, Pool
 from headrace.fetch import drawing_remark
 from headrace.randomness import Generators, callers_generators_kept
 from headrace.types import StreamTask, Task
@@ -104,7 +104,7 @@ class _Crew:
         self.size = workers
         self._owner = os.getpid()
         self.waiting: deque[_Job] = deque()
-        self.refusals: dict[int, BaseException | None] = {}  # by worker, once it has begun
+        self.refusals: dict[int, Failure | None] = {}  # by worker, once it has begun
         self.tried = self.serial = self.closed = False
         self.false_alarms = 0
         self.workers = [Worker(self.work, worker, alone=workers == 1) for worker in range(workers)]
@@ -124,13 +124,14 @@ class _Crew:
 
     def _begin(self, worker_id: int) -> None:
         """Call the user's hook, which tends to seed generators."""
-        refusal: BaseException | None = None
+        refusal: Failure | None = None
         if self.work.worker_init_fn is not None:
             with _process.alone(), callers_generators_kept():
                 try:
                     self.work.worker_init_fn(worker_id)
-                except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
-                    refusal = error
+                except Exception as error:  # noqa: BLE001 - it is raised in the rank, at every fetch
+                    # Not the exception itself: with each raising it would hold on to the frames it passes.
+                    refusal = Failure.of(error, f"in DataLoader worker thread {worker_id}")
         with _process.changed:
             self.refusals[worker_id] = refusal
             _process.changed.notify_all()
@@ -150,7 +151,7 @@ class _Crew:
     def _compute(self, job: _Job, worker: Worker) -> None:
         refusal = self.refusals[worker.worker_id]
         if refusal is not None:
-            job.future.fail(refusal)
+            job.future.resolve(refusal)
             return
         number = worker.count()
         before = Generators()
@@ -213,7 +214,7 @@ class _Crew:
         refusal = self.refusals[worker.worker_id]
         if refusal is not None:
             self.tried = True
-            job.future.fail(refusal)
+            job.future.resolve(refusal)
             return
         with _process.alone(), self.as_worker(worker.worker_id):
             number = worker.count()
@@ -273,6 +274,10 @@ class _ThreadPool(Pool):
             crew.compute_here(futures[0])
         with _process.changed:
             return _process.changed.wait_for(lambda: any(future.done() for future in futures), timeout_s)
+
+    @property
+    def owed(self) -> int:
+        return len(self._crew.waiting)
 
     def close(self) -> None:
         self._crew.close()

@@ -12,7 +12,6 @@ import socket
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -209,14 +208,15 @@ class Loans:
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
         self._watched: dict[int, weakref.ref[object]] = {}
-        self.returned: deque[int] = deque()
+        self.returned: deque[_Watch] = deque()
 
     def borrow(self, slot: int) -> memoryview:
         """Return a slot's memory. When the last tensor, array or view over it dies the slot is `returned`."""
         while slot not in self._slots:
             self._map_next()
         lease = self._slots[slot].lease()
-        self._watched[slot] = weakref.ref(lease, _noting(slot, self.returned))
+        self._watched[slot] = watch = _Watch(lease, self.returned.append)
+        watch.slot = slot
         return memoryview(lease).cast("B")
 
     def forget(self, slot: int) -> None:
@@ -228,6 +228,10 @@ class Loans:
         """Let go of everything that no tensor needs."""
         self._slots.clear()
         self._watched.clear()
+
+    def sizes(self) -> list[int]:
+        """Return the sizes of the slots that are mapped, in bytes."""
+        return [slot.size for slot in self._slots.values()]
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -250,5 +254,8 @@ def _lease_type(size: int) -> type[Any]:
     return type("Lease", (ctypes.c_char * size,), {})
 
 
-def _noting(slot: int, returned: deque[int]) -> Callable[[object], None]:
-    return lambda _: returned.append(slot)
+class _Watch(weakref.ref[Any]):
+    """Tells of a slot that is free again; its callback is C alone, since an interrupt in a callback is swallowed."""
+
+    __slots__ = ("slot",)
+    slot: int
