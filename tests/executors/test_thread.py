@@ -125,6 +125,46 @@ def test_the_callers_draws_are_told_from_the_datasets() -> None:
     assert len([one for one in said if "draws" in str(one.message)]) == 1
 
 
+class Nested(Dataset[float]):
+    """Each sample is what a loader of its own reads, in threads or in a forked process."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        inner = Computed(4, lambda _: random.random())
+        loader = DataLoader(inner, seed=index, collate_fn=list, **self.options)
+        return sum(number for batch in loader for _, number in batch)
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws", "ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({"executor": "thread", "num_workers": 3}, {"executor": "thread", "num_workers": 2}),
+        ({"executor": "thread", "num_workers": 2}, {"num_workers": 0, "fetch_threads": 2}),
+        ({"num_workers": 0, "fetch_threads": 3}, {"executor": "thread", "num_workers": 2}),
+    ],
+)
+def test_loaders_within_loaders(outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    expected = list(DataLoader(Nested(), batch_size=2, seed=0))
+    batches = DataLoader(Nested(**inner), batch_size=2, seed=0, **outer)
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected]
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+def test_a_forked_worker_may_have_threads_of_its_own() -> None:
+    threads = iter(DataLoader(Computed(40, str), num_workers=2, executor="thread", collate_fn=list))
+    next(threads)
+    expected = [batch.tolist() for batch in DataLoader(Nested(), batch_size=2, seed=0)]
+    nested = Nested(executor="thread", num_workers=2)
+    loader = DataLoader(nested, batch_size=2, seed=0, num_workers=1, multiprocessing_context="fork")
+    assert [batch.tolist() for batch in loader] == expected
+
+
 class Stream(IterableDataset[float]):
     def __init__(self, draw: Any) -> None:
         self.draw = draw

@@ -37,8 +37,11 @@ class Line:
 
     def pass_on(self, samples: list[Any], collate: bool = True) -> Any:
         """Give back what the rank returned, then carry one batch across."""
-        while self.loans.returned:
-            self.ring.release(self.loans.returned.popleft())
+        returned, dropped = self.loans.lend(tasks=1)
+        for slot in returned:
+            self.ring.release(slot)
+        for slot in dropped:
+            self.ring.forget(slot)
         self.writer.begin()
         message = self.writer.write(self.collate(samples) if collate else samples)
         return decode(lift([bytearray(part) for part in message], self.loans))
@@ -77,6 +80,27 @@ def test_batches_that_are_kept_stay_as_they_are(line: Line) -> None:
         line.pass_on([numbered(number)])
     assert (view == 3).all(), "a view keeps its slot"
     assert len(line.loans) == 10
+
+
+def test_a_slot_that_is_dropped_is_unmapped_and_never_written_again(line: Line) -> None:
+    kept = [line.pass_on([numbered(number)]) for number in range(3)]
+    del kept[1]
+    assert line.loans.spare == 1
+    line.loans.drop()
+    assert len(line.loans) == 2
+    more = [line.pass_on([numbered(number)]) for number in range(10, 14)]
+    assert [one[0, 0] for one in kept + more] == [0, 2, 10, 11, 12, 13]
+    assert len(line.loans) == 6
+
+
+def test_no_more_slots_go_back_than_there_are_tasks_for(line: Line) -> None:
+    kept = [line.pass_on([numbered(number)]) for number in range(4)]
+    kept.clear()
+    assert line.loans.spare == 4
+    assert len(line.loans.lend(tasks=2)[0]) == 1
+    assert len(line.loans.lend(tasks=2)[0]) == 1
+    assert line.loans.lend(tasks=2) == ([], [])
+    assert (line.loans.lent, line.loans.spare) == (2, 2)
 
 
 def test_a_batch_returns_without_the_garbage_collector(line: Line) -> None:

@@ -44,6 +44,9 @@ _LIVENESS_S = 1
 _GRACE_S = 5.0
 """How long workers that are told to stop may take before they are terminated, all together."""
 
+_SPARE_AFTER = 64
+"""After how many tasks slots are dropped that none of them needed: they were for batches that the user held."""
+
 _rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """The rank's ends of all sockets: a forked process must not hold on to them, or no worker would see its rank die."""
 
@@ -152,6 +155,7 @@ class _ProcessPool(Pool):
         self._owner = os.getpid()
         keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
         self._peers: list[_Peer] = []
+        self._submitted = self._spare = 0  # tasks, and slots that none of the last few needed
         self._selector = selectors.DefaultSelector()
         self._unstarted: deque[tuple[_Peer, list[socket.socket]]] = deque()
         try:
@@ -223,12 +227,31 @@ class _ProcessPool(Pool):
         peer = self._peers[worker]
         future = Future(worker)
         peer.unanswered.append(future)
-        returned = [peer.loans.returned.popleft().slot for _ in range(len(peer.loans.returned))]
-        peer.outbox.extend(_frame(encode((task, returned))))
+        peer.outbox.extend(_frame(encode((task, *self._lend_slots(peer)))))
         peer.send()
         if peer.end.fileno() < 0:
             self._bury(peer)
         return future
+
+    def _lend_slots(self, peer: _Peer) -> tuple[list[int], list[int]]:
+        """Return the slots that go back to a worker with its task, and those that it is to forget.
+
+        A slot that one worker has to make replaces one that another does not need, so that together they have no more
+        than there are batches asked for, undelivered or held. Those that nobody needed for long are dropped, too.
+        """
+        loans, tasks = peer.loans, len(peer.unanswered)
+        back, dropped = loans.lend(tasks)
+        spare = sum(one.loans.spare for one in self._peers)
+        self._spare = min(self._spare, spare)
+        self._submitted += 1
+        surplus = self._spare if self._submitted % _SPARE_AFTER == 0 else 0
+        if surplus:
+            self._spare = spare - surplus
+        elif spare and not back and loans.lent < tasks:
+            surplus = 1
+        for _ in range(surplus):
+            max(self._peers, key=lambda one: one.loans.spare).loans.drop()
+        return back, dropped
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -315,9 +338,9 @@ def _reap(processes: Sequence[BaseProcess]) -> None:
             ended = connection.wait([process.sentinel for process in waiting], left)
             waiting = [process for process in waiting if process.sentinel not in ended and process.is_alive()]
     for process in processes:
-        process.join(_LIVENESS_S)  # the sentinel fires a moment before there is an exit status
-        if not process.is_alive():
-            process.close()
+        # The sentinel fires a moment before there is an exit status. The process is not closed: should the interpreter
+        # be about to end, multiprocessing would stumble over it.
+        process.join(_LIVENESS_S)
 
 
 def _death(process: BaseProcess) -> WorkerDied:
@@ -384,9 +407,11 @@ def _worker_main(
             worker = work.start_worker(worker_id, workers, remarks.append)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             refusal = Failure.of(error, where)
-        for task, returned in _tasks(end):
+        for task, returned, dropped in _tasks(end):
             for slot in returned:
                 ring.release(slot)
+            for slot in dropped:
+                ring.forget(slot)
             writer.begin()
             outcome: Any = refusal
             if outcome is None:
@@ -411,10 +436,10 @@ def _worker_main(
         return  # the rank was interrupted, or hung up before the batch was done
 
 
-def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int]], None, None]:
-    """Yield tasks, each with the slots that the rank gives back along with it."""
+def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int], list[int]], None, None]:
+    """Yield tasks, each with the slots that the rank gives back along with it, and those that are to be forgotten."""
     rank = os.getppid()
-    received: list[tuple[Task, list[int]]] = []
+    received: list[tuple[Task, list[int], list[int]]] = []
     frames = _read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _LIVENESS_S, 0))

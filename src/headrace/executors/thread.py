@@ -80,19 +80,56 @@ class _Process:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep worker threads from computing meanwhile."""
+        """Keep other worker threads from computing meanwhile. May be nested."""
+        if _here.alone:
+            yield
+            return
+        own = int(_here.computing)  # a loader inside a dataset: the batch that this thread computes waits, too
         with self.changed:
-            self.changed.wait_for(lambda: not self.paused)
-            self.paused = True
-            self.changed.wait_for(lambda: not self.running)
+            self._count(-own)
         try:
+            with self.changed:
+                self.changed.wait_for(lambda: not self.paused)
+                self.paused = _here.alone = True
+                self.changed.wait_for(lambda: not self.running)
             yield
         finally:
             with self.changed:
-                self.paused = False
-                self.changed.notify_all()
+                if _here.alone:
+                    self.paused = _here.alone = False
+                self._count(own)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count this thread, which `running` was raised for already, as computing."""
+        _here.computing = True
+        try:
+            yield
+        finally:
+            _here.computing = False
+            with self.changed:
+                self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.running += change
+        self.changed.notify_all()
 
 
+class _Here(threading.local):
+    """What a thread is at.
+
+    Attributes:
+        info: What `get_worker_info` tells in it, if it is a worker.
+        computing: Whether it is a worker in the middle of a batch.
+        alone: Whether it keeps others from computing.
+    """
+
+    info: Any = None
+    computing = False
+    alone = False
+
+
+_here = _Here()
 _process = _Process()
 
 
@@ -114,19 +151,15 @@ class _Crew:
         with self.as_worker(worker_id):
             self._begin(worker_id)
             while (job := self._next_job(worker_id)) is not None:
-                try:
+                with _process.counted():
                     self._compute(job, self.workers[worker_id])
-                finally:
-                    with _process.changed:
-                        _process.running -= 1
-                        _process.changed.notify_all()
                 del job
 
     def _begin(self, worker_id: int) -> None:
         """Call the user's hook, which tends to seed generators."""
         refusal: Failure | None = None
         if self.work.worker_init_fn is not None:
-            with _process.alone(), callers_generators_kept():
+            with callers_generators_kept():
                 try:
                     self.work.worker_init_fn(worker_id)
                 except Exception as error:  # noqa: BLE001 - it is raised in the rank, at every fetch
@@ -211,6 +244,13 @@ class _Crew:
             self.waiting.remove(job)
             worker = self.workers[job.worker or 0]
             _process.changed.wait_for(lambda: worker.worker_id in self.refusals)
+        try:
+            self._compute_here(job, worker)
+        except BaseException:  # interrupted: its turn comes again
+            self.waiting.appendleft(job)
+            raise
+
+    def _compute_here(self, job: _Job, worker: Worker) -> None:
         refusal = self.refusals[worker.worker_id]
         if refusal is not None:
             self.tried = True
@@ -228,17 +268,17 @@ class _Crew:
                     self._go_serial(moved)
             if self.serial:
                 outcome, error = _outcome(worker, partial(worker.run_inline, job.task, number))
-            _fill(job.future, outcome, error)
+        _fill(job.future, outcome, error)
 
     @contextmanager
     def as_worker(self, worker_id: int) -> Iterator[None]:
         """Let `get_worker_info` tell in this thread that it is a worker."""
-        before = vars(_infos).get("here")
-        _infos.here = self.work.info(worker_id, self.size)
+        before = _here.info
+        _here.info = self.work.info(worker_id, self.size)
         try:
             yield
         finally:
-            _infos.here = before
+            _here.info = before
 
     def close(self) -> None:
         """Let the threads end as soon as what they are computing is done."""
@@ -270,7 +310,8 @@ class _ThreadPool(Pool):
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         crew = self._crew
-        if crew.serial or not crew.tried:
+        # A loader inside a worker's dataset cannot count on threads: they may have to wait for that worker.
+        if crew.serial or not crew.tried or _here.computing or _here.alone:
             crew.compute_here(futures[0])
         with _process.changed:
             return _process.changed.wait_for(lambda: any(future.done() for future in futures), timeout_s)
@@ -309,10 +350,6 @@ def _warn_of_stream(moved: Sequence[str]) -> None:
     )
 
 
-_infos = threading.local()
-"""In a worker's thread, `_infos.here` is what `get_worker_info` tells there."""
-
-
 @functools.cache
 def _prepare_process() -> None:
     """Have torch's `get_worker_info` look for the thread's own info first, and threads end with the interpreter.
@@ -323,7 +360,13 @@ def _prepare_process() -> None:
     torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
     atexit.register(_let_all_end)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=vars(_infos).clear)
+        os.register_at_fork(after_in_child=_forget_threads)
+
+
+def _forget_threads() -> None:
+    """Begin anew in a forked process, which has none of them."""
+    vars(_here).clear()
+    _process.__init__()  # type: ignore[misc]
 
 
 def _get_worker_info() -> Any:
@@ -333,7 +376,7 @@ def _get_worker_info() -> Any:
 def _info(of_process: Any) -> Any:
     # Torch's collation asks in order to collate into shared memory, which a thread has no use for.
     asked_by = sys._getframe(2).f_globals.get("__name__")
-    here = None if asked_by == default_collate.__module__ else vars(_infos).get("here")
+    here = None if asked_by == default_collate.__module__ else _here.info
     return of_process if here is None else here
 
 

@@ -155,6 +155,10 @@ class Ring:
         """Take a slot back."""
         self._free.append(slot)
 
+    def forget(self, slot: int) -> None:
+        """Let go of a slot that the rank has not given back, and will not."""
+        del self._slots[slot]
+
     def acquire(self, size: int = 0) -> tuple[int, Mapping] | None:
         """Return a free slot of at least `size` bytes, made if need be; None while no batch has needed one.
 
@@ -201,28 +205,61 @@ class Loans:
         descriptors: The socket over which the worker sends each new slot's descriptor.
 
     Attributes:
-        returned: Slots whose last tensor has died since they were last told to the worker; filled from any thread.
+        lent: How many slots the worker may be writing to, or believes free.
     """
 
     def __init__(self, descriptors: socket.socket) -> None:
+        self.lent = 0
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
         self._watched: dict[int, weakref.ref[object]] = {}
-        self.returned: deque[_Watch] = deque()
+        self._returned: deque[_Watch] = deque()  # filled from any thread
+        self._dropped: list[int] = []
+        self._unused: set[int] = set()  # given up before a batch came in them
 
     def borrow(self, slot: int) -> memoryview:
-        """Return a slot's memory. When the last tensor, array or view over it dies the slot is `returned`."""
+        """Return a slot's memory. When the last tensor, array or view over it dies the slot may go back."""
+        if slot in self._slots:
+            self.lent -= 1
         while slot not in self._slots:
             self._map_next()
         lease = self._slots[slot].lease()
-        self._watched[slot] = watch = _Watch(lease, self.returned.append)
+        self._watched[slot] = watch = _Watch(lease, self._returned.append)
         watch.slot = slot
         return memoryview(lease).cast("B")
 
+    def lend(self, tasks: int) -> tuple[list[int], list[int]]:
+        """Return the slot for the last of the worker's `tasks`, if one is spare, and those that it is to forget.
+
+        No more go back than it can fill: what is kept here can be dropped when another worker needs a new slot. And
+        one at a time, since slots that come with a task are too late for those before it.
+        """
+        back = []
+        if self.lent < tasks and self._returned:
+            back.append(self._returned.popleft().slot)
+            self.lent += 1
+        dropped, self._dropped = self._dropped, []
+        return back, dropped
+
+    @property
+    def spare(self) -> int:
+        """How many slots neither the user nor the worker needs now."""
+        return len(self._returned)
+
+    def drop(self) -> None:
+        """Unmap a spare slot."""
+        slot = self._returned.popleft().slot
+        del self._slots[slot], self._watched[slot]
+        self._dropped.append(slot)
+
     def forget(self, slot: int) -> None:
-        """Unmap a slot that the worker has given up, as soon as no tensor needs it."""
-        self._slots.pop(slot, None)
-        self._watched.pop(slot, None)
+        """Unmap a slot that the worker has given up."""
+        if slot in self._slots:
+            self.lent -= slot in self._watched  # if no batch ever came in it, it was not lent
+            self._watched.pop(slot, None)
+            del self._slots[slot]
+        else:
+            self._unused.add(slot)
 
     def close(self) -> None:
         """Let go of everything that no tensor needs."""
@@ -242,7 +279,10 @@ class Loans:
             raise SlotTooLarge("a slot's descriptor could not be received: this process has too many files open")
         try:
             slot, size = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:], "little")
-            self._slots[slot] = Mapping(descriptors[0], size)
+            if slot in self._unused:
+                self._unused.remove(slot)
+            else:
+                self._slots[slot] = Mapping(descriptors[0], size)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
