@@ -30,7 +30,11 @@ class Numbers(IterableDataset[int]):
         ({"tail": "wrap"}, ValueError, r"tail='wrap' is not allowed: expected None or one of \('pad', 'drop', 'exact'"),
         ({"tail": "pad", "drop_last": True}, ValueError, r"tail='pad' is not allowed.*drop_last=True"),
         ({"tail": "exact", "drop_last": True}, ValueError, r"tail='exact' is not allowed.*drop_last=True"),
-        ({"executor": "threads"}, ValueError, r"executor='threads' is not allowed: expected one of \('process', 'in"),
+        (
+            {"executor": "threads"},
+            ValueError,
+            r"executor='threads' is not allowed: expected one of \('process', 'thread', 'in",
+        ),
         ({"executor": ProcessExecutor}, TypeError, r"executor=.*ProcessExecutor.* is not allowed.*got ABCMeta"),
         ({"executor": "process"}, ValueError, r"num_workers=0 is not allowed.*executor=\"inline\""),
         ({"executor": ProcessExecutor()}, ValueError, r"num_workers=0 is not allowed: expected at least 1"),

@@ -54,18 +54,21 @@ class Fetcher:
         here.keys, here.place = keys, 0
         if self._in_bulk:
             if seeded:
-                seed_from_words(_seeds(keys)[0])
+                seed_from_words(_seeds(keys, 1)[0])
             return self._bulk(indices, keys, where)
         fetch = self._one(keys, where)
-        # Threads that are known to draw from shared generators were asked for this batch before: it goes one by one.
-        if self._threads > 1 and len(indices) > 1 and not (self._shared and seeded):
-            samples = self._several(indices, fetch, keys)
-            if samples is not None:
-                return samples
+        if self._threads > 1:
+            indices = list(indices)
+            # Where generators are shared a batch is seeded only after it was seen to draw: then one by one.
+            if len(indices) > 1 and not (self._shared and seeded):
+                samples = self._several(indices, fetch, keys)
+                if samples is not None:
+                    return samples
         if not seeded:
             return [fetch(place, index) for place, index in enumerate(indices)]
         samples = []
-        for place, words in enumerate(_seeds(keys)):
+        indices = list(indices)
+        for place, words in enumerate(_seeds(keys, len(indices))):
             seed_from_words(words)
             samples.append(fetch(place, indices[place]))
         return samples
@@ -140,8 +143,8 @@ def drawing_remark(moved: Sequence[str], option: str, outcome: str) -> str:
     )
 
 
-def _seeds(keys: Keys) -> list[list[int]]:
-    words: list[list[int]] = sample_seeds(keys.seed, keys.epoch, np.asarray(keys.numbers)).tolist()
+def _seeds(keys: Keys, count: int) -> list[list[int]]:
+    words: list[list[int]] = sample_seeds(keys.seed, keys.epoch, np.asarray(keys.numbers[:count])).tolist()
     return words
 
 

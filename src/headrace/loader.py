@@ -364,7 +364,12 @@ def _resolve_order(order: Order | None, shuffle: bool) -> Order:
 
 
 def _size(task: Task) -> int:
-    """Count the samples of a batch that a sampler decided on."""
+    """Count the samples of a batch that a sampler decided on; 0 where it yields something that cannot be counted."""
     if type(task) is range:
         return len(task)
-    return task.shape[0] if isinstance(task, torch.Tensor) else len(task[-1])  # type: ignore[arg-type]
+    if isinstance(task, torch.Tensor):
+        return task.shape[0]
+    try:
+        return len(task[-1])  # type: ignore[arg-type]
+    except TypeError:
+        return 0

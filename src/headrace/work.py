@@ -38,6 +38,9 @@ class StreamEnd(Enum):
 
 STREAM_END = StreamEnd.STREAM_END
 
+_PLACES = range(2**62)
+"""What numbers the samples of a batch that has no positions."""
+
 
 class Portion(NamedTuple):
     """A batch of an iterable dataset, and how many samples it holds, which only its worker knows."""
@@ -235,7 +238,7 @@ class Worker:
 
     def _sampled(self, index: Any, number: int, seeded: bool) -> Any:
         whole = index if self.work.batched else [index]
-        keys = Keys(self.work.base_seed + self.worker_id, number, range(len(whole)) or [0])
+        keys = Keys(self.work.base_seed + self.worker_id, number, _PLACES)
         data = self._fetcher.fetch(whole, keys, seeded)
         return self._collate(data if self.work.batched else data[0], keys, seeded)
 
