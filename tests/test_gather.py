@@ -147,6 +147,7 @@ def fixed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         ConcatDataset([tensor(2), tensor(2, dtype=torch.int64)]),
         ConcatDataset([TensorDataset(tensor(2)), TensorDataset(tensor(2), tensor(2))]),
         ConcatDataset([TensorDataset(tensor(2)), StackDataset(a=tensor(2))]),
+        ConcatDataset([tensor(2), tensor(2).numpy()]),
         StackDataset(tensor(4), ["a", "b", "c", "d"]),
     ],
     ids=lambda dataset: type(dataset).__name__,

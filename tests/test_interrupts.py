@@ -3,6 +3,7 @@
 import gc
 import multiprocessing.process
 import os
+import signal
 import sys
 from typing import Any
 
@@ -77,3 +78,13 @@ def test_an_interrupt_at_any_line_tears_nothing(
                 break
             line += STRIDE
     assert line > 1000, "the test must have gone through the lines"
+
+
+class Handlers(Small):
+    def __getitem__(self, index: int) -> Any:
+        return getattr(signal.getsignal(signal.SIGINT), "__qualname__", "")
+
+
+def test_forked_workers_have_the_handler_of_their_rank() -> None:
+    (names,) = DataLoader(Handlers(), batch_size=LENGTH, num_workers=1, multiprocessing_context="fork")
+    assert set(names) == {signal.getsignal(signal.SIGINT).__qualname__}  # type: ignore[union-attr]

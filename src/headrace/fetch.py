@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import StackDataset, Subset
 
 from headrace.plan.keys import sample_seeds
-from headrace.randomness import Generators, Keys, here, seed_from_words
+from headrace.randomness import Generators, Keys, here, seed_from_words, wait_for_all
 
 Fetch = Callable[[int, Any], Any]
 """Fetches one sample, given its place in the batch and its index."""
@@ -104,6 +104,7 @@ class Fetcher:
         places = deque(range(len(indices)))
 
         def work() -> None:
+            outer = here.enter()
             here.keys = keys
             while places and not errors:
                 try:
@@ -114,13 +115,12 @@ class Fetcher:
                     samples[place] = fetch(place, indices[place])
                 except BaseException as error:  # noqa: BLE001 - raised below
                     errors[place] = error
-            here.keys = None
+            here.leave(outer)
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-fetch")
         try:
-            for running in [self._pool.submit(work) for _ in range(min(self._threads, len(indices)))]:
-                running.result()
+            wait_for_all([self._pool.submit(work) for _ in range(min(self._threads, len(indices)))])
         finally:
             places.clear()  # interrupted: nothing more is begun
         moved = before.moved() if before is not None else []
@@ -130,7 +130,12 @@ class Fetcher:
             self._remark(drawing_remark(moved, "fetch_threads", "this worker fetches one sample at a time from now on"))
             return None
         if errors:
-            raise errors[min(errors)]  # as if fetched in order: whatever lies before it was begun before it
+            first = errors[min(errors)]  # as if fetched in order: whatever lies before it was begun before it
+            errors.clear()
+            try:
+                raise first
+            finally:
+                del first  # which would hold this frame, and this frame it
         return samples
 
 

@@ -48,7 +48,7 @@ def knows(dataset: Any) -> bool:
 
 def rows_of(index: Any) -> Rows | None:
     """Return a list of indices as rows, or None where it holds anything but plain integers."""
-    return torch.tensor(index) if type(index) is list and set(map(type, index)) == {int} else None
+    return torch.tensor(index, device="cpu") if type(index) is list and set(map(type, index)) == {int} else None
 
 
 def gather(dataset: Any, rows: Rows, allocate: Allocate = no_memory) -> Any:
@@ -150,12 +150,15 @@ def _of_stack(dataset: Any, rows: Rows, allocate: Allocate) -> Any:
 
 def _of_concatenation(dataset: Any, rows: Rows, allocate: Allocate) -> Any:
     ends = dataset.cumulative_sizes
-    index = torch.arange(rows.start, rows.stop) if type(rows) is range else rows
+    index = torch.arange(rows.start, rows.stop, device="cpu") if type(rows) is range else rows
     if int(index.min()) < 0 or int(index.max()) >= ends[-1]:
         raise _Unsuitable
-    parts = torch.bucketize(index, torch.tensor(ends), right=True)
+    parts = torch.bucketize(index, torch.tensor(ends, device="cpu"), right=True)
     starts, batches, places = [0, *ends], [], []
-    for part in sorted(set(parts.tolist())):
+    present = sorted(set(parts.tolist()))
+    if len({type(dataset.datasets[part]) for part in present}) > 1:  # collation goes by the first sample's type
+        raise _Unsuitable
+    for part in present:
         where = (parts == part).nonzero()[:, 0]
         whole = len(where) == len(index)
         batch = _gather(dataset.datasets[part], index[where] - starts[part], allocate if whole else no_memory)
@@ -177,7 +180,7 @@ def _interleaved(batches: list[Any], places: list[Tensor], allocate: Allocate) -
         shape = (sum(map(len, places)), *first.shape[1:])
         out = allocate(shape, first.dtype)
         if out is None:
-            out = torch.empty(shape, dtype=first.dtype)
+            out = torch.empty(shape, dtype=first.dtype, device="cpu")
         for batch, where in zip(batches, places, strict=True):
             out.index_copy_(0, where, batch)
         return out

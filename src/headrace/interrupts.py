@@ -2,9 +2,22 @@
 
 # The public module wraps every call in enumerations, at ten times the cost.
 import _signal as signal  # type: ignore[import-not-found]
+import os
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+
+def _let_go() -> None:
+    """Give a process that was forked inside of such a block, as workers are, the handler from before it."""
+    handler = signal.getsignal(signal.SIGINT)
+    while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
+        handler = owner._before
+        signal.signal(signal.SIGINT, handler)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 class InterruptsHeld:

@@ -64,7 +64,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             `Executor`.
         fetch_threads: How many samples of a batch each worker fetches at a time, for slow storage. The order stays, and
             so do the batches; a dataset that draws from the global random generators, which threads share, is noticed
-            and fetched one by one (use `headrace.rng()` there).
+            and fetched one by one (use `headrace.rng()` there). Code that seeds a generator and puts it back within
+            a sample (`torch.random.fork_rng`) is not noticed, and draws wrong numbers.
 
     Raises:
         ValueError: An option, or a combination of options, is not allowed; the text says what is.

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -58,14 +59,33 @@ class Generators:
         return [name for name, one in zip(("torch", "random", "numpy.random"), moved, strict=True) if one]
 
 
+_kept = threading.Condition()
+
+
 @contextmanager
 def callers_generators_kept() -> Iterator[None]:
-    """Leave the caller's generators as they were, whatever the work inside draws or seeds."""
-    callers = Generators()
-    try:
-        yield
-    finally:
-        callers.restore()
+    """Leave the caller's generators as they were, whatever the work inside draws or seeds; one thread at a time."""
+    with _kept:
+        callers = Generators()
+        try:
+            yield
+        finally:
+            callers.restore()
+
+
+def wait_for_all(running: Sequence[Future[None]]) -> None:
+    """Wait for work in other threads; it may need the generators that this thread keeps for itself meanwhile."""
+
+    def notice(_: Future[None]) -> None:
+        with _kept:
+            _kept.notify_all()
+
+    for one in running:
+        one.add_done_callback(notice)
+    with _kept:
+        _kept.wait_for(lambda: all(one.done() for one in running))
+    for one in running:
+        one.result()
 
 
 class Keys(NamedTuple):
@@ -94,6 +114,16 @@ class Here(threading.local):
     def __init__(self) -> None:
         self._inside: dict[str, tuple[Keys, int, Any]] = {}
         self._outside: dict[str, tuple[int, Any]] = {}
+
+    def enter(self) -> tuple[Any, ...]:
+        """Begin a batch, perhaps inside of another's sample; return what `leave` needs to go back to that."""
+        outer = self.keys, self.place, self._inside
+        self._inside = {}
+        return outer
+
+    def leave(self, outer: tuple[Any, ...]) -> None:
+        """End the batch."""
+        self.keys, self.place, self._inside = outer
 
     def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
         """Return the generator of a kind for the place in work, made when it is first asked for."""

@@ -147,6 +147,7 @@ class Worker:
                 return batch
         number = self.count() if number is None else number
         seeded = seeded and self.work.keyed
+        outer = here.enter()
         try:
             match task:
                 case PlanTask():
@@ -161,7 +162,7 @@ class Worker:
                 case _:
                     return self._sampled(list(task) if isinstance(task, range) else task.tolist(), number, seeded)
         finally:
-            here.keys, here.place = None, COLLATION
+            here.leave(outer)
 
     def run_inline(self, task: Task, number: int | None = None) -> Any:
         """Run a task in the caller's own process, its generators untouched where the work is keyed."""

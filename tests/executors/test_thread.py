@@ -209,14 +209,39 @@ def test_the_hook_runs_in_each_thread_and_leaves_the_callers_generators() -> Non
     assert random.random() == expected
 
 
-def test_a_hook_that_raises_is_raised_at_every_batch() -> None:
+@pytest.mark.parametrize("kind", [OSError, SystemExit])
+def test_a_hook_that_raises_is_raised_at_every_batch(kind: type[BaseException]) -> None:
     def init(worker_id: int) -> None:
-        raise OSError("no licence")
+        raise kind("no licence")
 
     loader = iter(DataLoader(Computed(3, str), num_workers=1, executor="thread", worker_init_fn=init))
     for _ in range(3):
-        with pytest.raises(OSError, match="no licence"):
+        with pytest.raises(kind, match="no licence"):
             next(loader)
+
+
+def test_passes_that_are_abandoned_leave_no_tasks() -> None:
+    loader = DataLoader(
+        Computed(40, lambda _: 0), num_workers=2, executor="thread", collate_fn=list, persistent_workers=True, seed=0
+    )
+    for _ in range(50):
+        batches = iter(loader)
+        next(batches)
+        assert batches._pool.owed <= 4
+        loader.set_epoch(0)
+
+
+def test_a_nested_loader_leaves_the_outer_samples_generator() -> None:
+    def compute(index: int) -> tuple[float, float]:
+        first = headrace.rng().random()
+        list(DataLoader(Computed(2, lambda _: headrace.rng().random()), seed=index, collate_fn=list))
+        return first, headrace.rng().random()
+
+    dataset = Computed(6, compute)
+    plain = Computed(6, lambda _: (headrace.rng().random(), headrace.rng().random()))
+    expected = list(DataLoader(plain, seed=2, collate_fn=list))
+    assert list(DataLoader(dataset, seed=2, collate_fn=list)) == expected
+    assert read(dataset, seed=2) == expected
 
 
 SCRIPT = """

@@ -1,5 +1,8 @@
 """The figures a loader tells of itself, counted by hand beside them."""
 
+import gc
+import os
+import signal
 from dataclasses import FrozenInstanceError
 from time import perf_counter
 from typing import Any
@@ -8,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from headrace import DataLoader
+from headrace import DataLoader, WorkerDied
 from headrace.telemetry.stats import Stats
 from headrace.testing import FakeDataset
 
@@ -73,6 +76,35 @@ def test_the_time_between_batches_is_elapsed_but_not_waited() -> None:
     stats = loader.stats()
     assert stats.elapsed_s - stats.wait_s >= 0.02
     assert stats.wait_s < 0.02
+
+
+class Dying(FakeDataset):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_workers_that_replace_dead_ones_are_counted() -> None:
+    loader = DataLoader(Dying(3), num_workers=1)
+    for _ in range(3):
+        with pytest.raises(WorkerDied):
+            list(loader)
+        gc.collect()
+    stats = loader.stats()
+    assert (stats.restarts, stats.batches) == (2, 6)
+
+
+def test_bytes_and_slots_of_workers() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(8, 50_000)), batch_size=2, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    stats = loader.stats()
+    assert 400_000 <= stats.received_bytes < 410_000
+    assert 1 <= stats.slots <= 4
+    assert stats.slot_bytes >= 400_000 * stats.slots
+    del batches
+    assert loader.stats().slots == 0
 
 
 def test_an_error_is_no_batch() -> None:

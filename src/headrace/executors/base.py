@@ -104,7 +104,10 @@ class Future:
         if isinstance(outcome, Failure):
             outcome.reraise()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # which would hold this frame, and this frame it
         return outcome
 
 
@@ -115,12 +118,14 @@ class Pool(ABC):
         work: What its workers do.
         workers: How many there are.
         broken: Whether it can no longer do all its work: a worker died, or its messages were torn.
+        when_broken: Called when it breaks.
         direct: Computes a task now, in the caller's thread; None where workers compute.
     """
 
     work: Work
     workers: int
     broken: bool = False
+    when_broken: Callable[[], None] | None = None
     direct: Callable[[Task], Any] | None = None
 
     @abstractmethod
@@ -137,6 +142,12 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the workers and release what they hold. Idempotent."""
+
+    def breaks(self) -> None:
+        """Note that it can no longer do all its work."""
+        if not self.broken and self.when_broken is not None:
+            self.when_broken()
+        self.broken = True
 
     @property
     def owed(self) -> int:

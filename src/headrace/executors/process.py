@@ -286,7 +286,8 @@ class _ProcessPool(Pool):
 
     def _bury(self, peer: _Peer) -> None:
         """Fail what a dead worker still owed."""
-        self.broken = peer.ready = True
+        self.breaks()
+        peer.ready = True
         if peer.end.fileno() >= 0:
             self._selector.unregister(peer.end)
             _hang_up(peer.end)

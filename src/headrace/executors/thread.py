@@ -47,7 +47,9 @@ class ThreadExecutor(Executor):
 
     Nothing is copied or pickled, so it starts at once; but all workers use the same dataset object, which must bear
     that, and Python code runs in one thread at a time unless it releases the GIL, as decoders and I/O do. Random
-    augmentation should draw from `headrace.rng()` or `headrace.torch_rng()`.
+    augmentation should draw from `headrace.rng()` or `headrace.torch_rng()`. Draws from the global generators are
+    noticed, and cost the concurrency; but not those of code that seeds a generator and puts it back as it was
+    (`torch.random.fork_rng`): in threads it draws wrong numbers. Such a dataset needs processes.
     """
 
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:
@@ -55,12 +57,12 @@ class ThreadExecutor(Executor):
         return _ThreadPool(work, workers)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
-    """A task that waits to be computed, by any worker if `worker` is None."""
+    """A task that waits to be computed, by any worker if `worker` is None, as long as somebody waits for it."""
 
     task: Task
-    future: Future
+    future: "weakref.ref[Future]"
     worker: int | None
 
 
@@ -141,6 +143,7 @@ class _Crew:
         self.size = workers
         self._owner = os.getpid()
         self.waiting: deque[_Job] = deque()
+        self._hooks = threading.Lock()
         self.refusals: dict[int, Failure | None] = {}  # by worker, once it has begun
         self.tried = self.serial = self.closed = False
         self.false_alarms = 0
@@ -156,13 +159,13 @@ class _Crew:
                 del job
 
     def _begin(self, worker_id: int) -> None:
-        """Call the user's hook, which tends to seed generators."""
+        """Call the user's hook, one worker at a time."""
         refusal: Failure | None = None
         if self.work.worker_init_fn is not None:
-            with callers_generators_kept():
+            with self._hooks:
                 try:
                     self.work.worker_init_fn(worker_id)
-                except Exception as error:  # noqa: BLE001 - it is raised in the rank, at every fetch
+                except BaseException as error:  # noqa: BLE001 - it is raised in the rank, at every fetch
                     # Not the exception itself: with each raising it would hold on to the frames it passes.
                     refusal = Failure.of(error, f"in DataLoader worker thread {worker_id}")
         with _process.changed:
@@ -182,21 +185,23 @@ class _Crew:
         return None
 
     def _compute(self, job: _Job, worker: Worker) -> None:
-        refusal = self.refusals[worker.worker_id]
+        future, refusal = job.future(), self.refusals[worker.worker_id]
+        if future is None:
+            return
         if refusal is not None:
-            job.future.resolve(refusal)
+            future.resolve(refusal)
             return
         number = worker.count()
         before = Generators()
         outcome, error = _outcome(worker, partial(worker.run, job.task, number, seeded=False))
         moved = before.moved()
         if moved and not isinstance(job.task, StreamTask):
-            job.future.resolve_later(partial(self._again, worker, job.task, number))
+            future.resolve_later(partial(self._again, worker, job.task, number))
             return
         if moved:
             _warn_of_stream(moved)  # what it read is gone, so it cannot be computed again
         self.false_alarms = 0
-        _fill(job.future, outcome, error)
+        _fill(future, outcome, error)
 
     def _again(self, worker: Worker, task: Task, number: int) -> Any:
         """Compute a batch once more in the caller's thread, and find out whether it was the one that drew."""
@@ -218,7 +223,10 @@ class _Crew:
                 stacklevel=2,
             )
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # which would hold this frame, and this frame it
         return outcome
 
     def _watched(self, worker: Worker, task: Task, number: int) -> tuple[Any, BaseException | None, list[str]]:
@@ -238,23 +246,22 @@ class _Crew:
     def compute_here(self, future: Future) -> None:
         """Compute a waiting job in the caller's thread: to try whether it draws, or since it does."""
         with _process.changed:
-            job = next((job for job in self.waiting if job.future is future), None)
+            job = next((job for job in self.waiting if job.future() is future), None)
             if job is None:  # a thread has taken it just now
                 return
             self.waiting.remove(job)
-            worker = self.workers[job.worker or 0]
-            _process.changed.wait_for(lambda: worker.worker_id in self.refusals)
         try:
-            self._compute_here(job, worker)
+            self._try(job, future, self.workers[job.worker or 0])
         except BaseException:  # interrupted: its turn comes again
-            self.waiting.appendleft(job)
+            with _process.changed:
+                self.waiting.appendleft(job)
             raise
 
-    def _compute_here(self, job: _Job, worker: Worker) -> None:
+    def _try(self, job: _Job, future: Future, worker: Worker) -> None:
         refusal = self.refusals[worker.worker_id]
         if refusal is not None:
             self.tried = True
-            job.future.resolve(refusal)
+            future.resolve(refusal)
             return
         with _process.alone(), self.as_worker(worker.worker_id):
             number = worker.count()
@@ -268,7 +275,7 @@ class _Crew:
                     self._go_serial(moved)
             if self.serial:
                 outcome, error = _outcome(worker, partial(worker.run_inline, job.task, number))
-        _fill(job.future, outcome, error)
+        _fill(future, outcome, error)
 
     @contextmanager
     def as_worker(self, worker_id: int) -> Iterator[None]:
@@ -297,14 +304,20 @@ class _ThreadPool(Pool):
         self._crew = _Crew(work, workers)
         _crews.add(self._crew)
         _prepare_process()
-        for worker in range(workers):
-            # Threads that are no daemons would keep the interpreter from ending while a pool lives.
-            threading.Thread(target=self._crew.serve, args=(worker,), name=f"{_NAME}{worker}", daemon=True).start()
+        with callers_generators_kept():  # the user's hooks tend to seed them
+            for worker in range(workers):
+                # Threads that are no daemons would keep the interpreter from ending while a pool lives.
+                threading.Thread(target=self._crew.serve, args=(worker,), name=f"{_NAME}{worker}", daemon=True).start()
+            with _process.changed:
+                _process.changed.wait_for(lambda: len(self._crew.refusals) == workers)
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
         future = Future(-1 if worker is None else worker)
         with _process.changed:
-            self._crew.waiting.append(_Job(task, future, worker))
+            waiting = self._crew.waiting
+            for job in [job for job in waiting if job.future() is None]:  # of a pass that was abandoned
+                waiting.remove(job)
+            waiting.append(_Job(task, weakref.ref(future), worker))
             _process.changed.notify_all()
         return future
 

@@ -7,16 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stats:
-    """What a loader has done since it was made, over all its epochs and readers.
+    """What a loader has done since it was made, summed over all its epochs and readers.
 
     Attributes:
         batches: Batches handed to the caller.
         samples: Samples in them.
         received_bytes: What came from workers in other processes, in bytes; 0 where nothing crosses a border.
         wait_s: Time the caller spent inside `next()`, in seconds: with workers, waiting for them.
-        elapsed_s: Time from the first `next()` of each pass to its last, in seconds: training and waiting.
+        elapsed_s: Time from the first `next()` of each pass to its last, in seconds: training and waiting. Passes that
+            overlap count twice.
         restarts: How often workers were replaced because one of them had died.
-        slots: Shared memory slots that are mapped now.
+        slots: Shared memory slots that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
     """
 
@@ -42,18 +43,23 @@ class Meter:
         self.batches = self.samples = self.received_bytes = self.restarts = 0
         self.wait_s = self.elapsed_s = 0.0
         self._pool: Any = None
+        self._broken = False
 
     def watch(self, pool: Any) -> None:
         """Take note of the workers that were started last: of their slots, and of their having to be replaced."""
-        before = self._pool and self._pool()
-        self.restarts += before is not None and before.broken
+        self.restarts += self._broken
+        self._broken = False
         self._pool = weakref.ref(pool)
+        pool.when_broken = self._note_broken
+
+    def _note_broken(self) -> None:
+        self._broken = True
 
     def read(self) -> Stats:
         """Return the figures as they are now."""
         pool = self._pool and self._pool()
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
-        counts = {name: value for name, value in vars(self).items() if name != "_pool"}
+        counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return Stats(**counts, slots=slots, slot_bytes=slot_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
