@@ -2,22 +2,17 @@
 
 # The public module wraps every call in enumerations, at ten times the cost.
 import _signal as signal  # type: ignore[import-not-found]
-import os
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
 
-def _let_go() -> None:
-    """Give a process that was forked inside of such a block, as workers are, the handler from before it."""
+def let_go() -> None:
+    """Put back the handler from before, in a process that was forked inside of a block, as workers are."""
     handler = signal.getsignal(signal.SIGINT)
     while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
         handler = owner._before
         signal.signal(signal.SIGINT, handler)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
 
 
 class InterruptsHeld:

@@ -311,6 +311,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         pool = executor.start(work, self.num_workers, self.multiprocessing_context)
         self._meter.watch(pool)
+        if self._user_order or self._iterable:
+            pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
         return pool
 
     def _delivery(self, executor: Executor, link: accelerate.AccelerateLink | None) -> Delivery:
@@ -320,6 +322,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ahead=self.num_workers * (self.prefetch_factor or 2) if executor.prefetches else 0,
             in_order=self.in_order,
             in_turn=self._iterable or (self.in_order and not planned),
+            quick_tasks=not self._user_order,
             timeout_s=self.timeout,
             transforms=tuple(one for one in transforms if one is not None),
         )

@@ -3,6 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NoReturn
@@ -28,6 +29,7 @@ class Delivery:
             0 for inline work.
         in_order: Whether batches come in the order of their tasks, or as they are done.
         in_turn: Whether tasks go round the workers strictly, as torch deals them, or to the least loaded.
+        quick_tasks: Whether tasks come from our own code, at once, rather than from a sampler of the user's.
         timeout_s: How long a batch may take, in seconds; 0 for ever.
         transforms: What turns a worker's batch into the user's, applied in this order.
     """
@@ -35,6 +37,7 @@ class Delivery:
     ahead: int = 0
     in_order: bool = True
     in_turn: bool = False
+    quick_tasks: bool = True
     timeout_s: float = 0
     transforms: tuple[Callable[[Any], Any], ...] = ()
 
@@ -107,6 +110,7 @@ class Reader(Iterator[Any]):
         # Who begins pass after pass and reads none must not pile up tasks.
         if self._pool.owed <= self._delivery.ahead:
             self._fill()
+        self._pool.launch()
 
     def _fill(self) -> None:
         self._filled = True
@@ -195,9 +199,11 @@ class Reader(Iterator[Any]):
     def _submit_next(self) -> None:
         """Ask for the next batch, unless there is none, or no worker that could compute it."""
         assert self._pool is not None
-        # What the user's sampler does may be interrupted; a task that it gave must not be lost by that.
+        # An interrupt would end a generator for good. What the user's sampler does may be interrupted all the same; a
+        # task that it gave must not be lost by that.
         if self._task is None and self._streams:
-            self._task = next(self._tasks, None)
+            with InterruptsHeld() if self._delivery.quick_tasks else nullcontext():
+                self._task = next(self._tasks, None)
         if self._task is None:
             return
         with InterruptsHeld():

@@ -136,6 +136,9 @@ class Pool(ABC):
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         """Wait until at least one of the futures is done; return whether one is, within the time allowed."""
 
+    def launch(self) -> None:  # noqa: B027 - most pools launch their workers when they are made
+        """Launch the workers, if that is still to be done: tasks submitted before are there when they begin."""
+
     def open_stream(self, stream: int, epoch: int) -> None:  # noqa: B027 - only the inline pool has something to do
         """Begin a pass over an iterable dataset now, where the caller's own thread reads it; workers begin it later."""
 

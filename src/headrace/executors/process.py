@@ -27,7 +27,7 @@ from torch.utils.data import default_collate
 from headrace.errors import SlotTooLarge, WorkerDied
 from headrace.executors.base import Executor, Failure, Future, Pool, Remark
 from headrace.forking import warn_before_fork
-from headrace.interrupts import InterruptsHeld
+from headrace.interrupts import InterruptsHeld, let_go
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.payload import Payload, receive
@@ -50,13 +50,16 @@ _SPARE_AFTER = 64
 _rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """The rank's ends of all sockets: a forked process must not hold on to them, or no worker would see its rank die."""
 
+_worker_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+"""Those of workers that are not started yet, which other workers must not hold on to either, or nobody would see them
+die. A worker's own are taken out before it is forked."""
 
 _processes: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 """The rank's workers: multiprocessing, at the exit of a process that was forked from the rank, would terminate them."""
 
 
 def _close_rank_ends() -> None:
-    for end in list(_rank_ends):
+    for end in [*_rank_ends, *_worker_ends]:
         end.close()
     processes_of_python._children.difference_update(_processes)  # type: ignore[attr-defined]
 
@@ -167,22 +170,29 @@ class _ProcessPool(Pool):
                 payload = _payload_of(work)
             for worker in range(workers):
                 self._prepare(worker, context, payload)
-                if payload is None:
-                    self._start_workers()  # before there is another socket that this worker could inherit
-            self._start_workers()
-        except BaseException as error:
-            if isinstance(error, TypeError | AttributeError | PicklingError):
-                error.add_note(
-                    "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start method, "
-                    f"but {culprit(work, '', error)}; "
-                    "define such things at module level, or use multiprocessing_context='fork'"
-                )
+        except BaseException:
             self.close()
             raise
+
+    def launch(self) -> None:
+        with InterruptsHeld():
+            try:
+                self._start_workers()
+            except BaseException as error:
+                if isinstance(error, TypeError | AttributeError | PicklingError):
+                    error.add_note(
+                        "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start "
+                        f"method, but {culprit(self.work, '', error)}; "
+                        "define such things at module level, or use multiprocessing_context='fork'"
+                    )
+                self.breaks()
+                self.close()
+                raise
 
     def _prepare(self, worker: int, context: Any, payload: Payload | None) -> None:
         (rank_end, worker_end), (rank_fds, worker_fds) = socket.socketpair(), socket.socketpair()
         _rank_ends.update((rank_end, rank_fds))
+        _worker_ends.update((worker_end, worker_fds))
         work = self.work if payload is None else None
         arguments = (worker_end, worker_fds, work, worker, self.workers)
         peer = _Peer(context.Process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
@@ -202,6 +212,7 @@ class _ProcessPool(Pool):
             peer, ends = self._unstarted.popleft()
             peer.started = True
             busy += not peer.ready
+            _worker_ends.difference_update(ends)
             try:
                 peer.process.start()
             finally:
@@ -391,6 +402,7 @@ def _worker_main(
     """Answer tasks until the rank hangs up or dies."""
     where = f"in DataLoader worker process {worker_id}"
     try:
+        let_go()  # not sooner: an interrupt before this line would end in a traceback of multiprocessing's
         if work is None:
             keep_freed_memory()
             work = receive(descriptors)
