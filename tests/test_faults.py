@@ -197,7 +197,7 @@ def stop() -> None:
 
 
 def close_descriptors() -> None:
-    os.closerange(3, 21)
+    os.closerange(3, 4096)  # the worker's sockets among them
 
 
 def fork_and_exit() -> None:
