@@ -24,11 +24,11 @@ AHEAD = WORKERS * PREFETCH
 
 
 def slots(ahead: int, held: int) -> int:
-    """Return how many slots the rank may have mapped: those of batches that are ahead, and of those held.
+    """Return how many slots the rank may have mapped: those of batches that are ahead, of those held, and one a worker.
 
     The next batch is asked for before the user drops the one before, which is therefore held, too.
     """
-    return ahead + held + 1
+    return ahead + held + 1 + WORKERS
 
 
 class Ledger(torch.utils.data.Dataset[torch.Tensor]):

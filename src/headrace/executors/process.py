@@ -248,7 +248,9 @@ class _ProcessPool(Pool):
         """Return the slots that go back to a worker with its task, and those that it is to forget.
 
         A slot that one worker has to make replaces one that another does not need, so that together they have no more
-        than there are batches asked for, undelivered or held. Those that nobody needed for long are dropped, too.
+        than there are batches asked for, undelivered or held, and one each: a worker's turn comes when another's batch
+        has just been let go, and to drop that slot each time would cost its pages. Slots that nobody needed for long
+        are dropped, too.
         """
         loans, tasks = peer.loans, len(peer.unanswered)
         back, dropped = loans.lend(tasks)
@@ -258,7 +260,7 @@ class _ProcessPool(Pool):
         surplus = self._spare if self._submitted % _SPARE_AFTER == 0 else 0
         if surplus:
             self._spare = spare - surplus
-        elif spare and not back and loans.lent < tasks:
+        elif spare > self.workers and not back and loans.lent < tasks:
             surplus = 1
         for _ in range(surplus):
             max(self._peers, key=lambda one: one.loans.spare).loans.drop()
