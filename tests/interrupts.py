@@ -1,4 +1,4 @@
-"""Ctrl-C, as tests need it: at a moment that nobody chose, or at exactly the k-th line that is executed."""
+"""Ctrl-C, as tests need it: at a moment nobody chose, or at exactly the k-th executed line; and a dataset to read."""
 
 import os
 import signal
@@ -9,6 +9,21 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
+
+import torch
+
+
+class Small(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that are just large enough to travel in a slot."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((8200,), index)
 
 
 class Interrupter:

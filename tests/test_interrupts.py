@@ -8,11 +8,10 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 
 import headrace
 from headrace import DataLoader
-from interrupts import AtLine, default_interrupts
+from interrupts import AtLine, Small, default_interrupts
 
 FOLDERS = (os.path.dirname(headrace.__file__), os.path.dirname(multiprocessing.process.__file__))
 
@@ -20,16 +19,6 @@ LENGTH = 5
 
 STRIDE = 83
 """Every so many lines one is interrupted; a prime, so that loops are hit at different places."""
-
-
-class Small(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples that are just large enough to travel in a slot."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((8200,), index)
 
 
 def numbers(batches: Any) -> list[int]:
@@ -64,7 +53,7 @@ def test_an_interrupt_at_any_line_tears_nothing(
     line = 1 + 7 * persistent + 13 * len(options)
     with default_interrupts():
         while True:
-            loader = DataLoader(Small(), num_workers=1, persistent_workers=persistent, timeout=15, **options)
+            loader = DataLoader(Small(LENGTH), num_workers=1, persistent_workers=persistent, timeout=15, **options)
             at = AtLine(line, FOLDERS)
             interrupted_once(loader, at)
             if persistent:
@@ -86,5 +75,5 @@ class Handlers(Small):
 
 
 def test_forked_workers_have_the_handler_of_their_rank() -> None:
-    (names,) = DataLoader(Handlers(), batch_size=LENGTH, num_workers=1, multiprocessing_context="fork")
+    (names,) = DataLoader(Handlers(LENGTH), batch_size=LENGTH, num_workers=1, multiprocessing_context="fork")
     assert set(names) == {repr(signal.getsignal(signal.SIGINT))}

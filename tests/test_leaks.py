@@ -11,10 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from headrace import DataLoader
-from interrupts import Interrupter, default_interrupts
+from interrupts import Interrupter, Small, default_interrupts
 from waiting import wait_for_reapers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:epoch 0 was abandoned")]
@@ -28,16 +27,6 @@ GROWTH_MIB = 4
 """How much memory may come on top after the warm-up: less than a hundredth of a MiB per iterator."""
 
 
-class Small(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples that are just large enough to travel in a slot."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((8200,), index)
-
-
 def a_loader(draw: random.Random) -> DataLoader[Any]:
     options: dict[str, Any] = {"num_workers": draw.choice([1, 1, 1, 2]), "multiprocessing_context": "fork"}
     if draw.random() < 0.5:
@@ -46,7 +35,7 @@ def a_loader(draw: random.Random) -> DataLoader[Any]:
         options["persistent_workers"] = True
     if draw.random() < 0.1:
         options = {"executor": "inline"}
-    return DataLoader(Small(), **options)
+    return DataLoader(Small(LENGTH), **options)
 
 
 def finish(loader: DataLoader[Any], draw: random.Random, kept: deque[Any], interrupter: Interrupter) -> None:
@@ -120,7 +109,7 @@ def test_iterators_whose_workers_start_afresh_leave_nothing(start_method: str) -
     draw, kept, interrupter = random.Random(start_method), deque[Any](maxlen=2), Interrupter()
     before = held()
     for use in (finish, abandon):
-        use(DataLoader(Small(), num_workers=1, multiprocessing_context=start_method), draw, kept, interrupter)
+        use(DataLoader(Small(LENGTH), num_workers=1, multiprocessing_context=start_method), draw, kept, interrupter)
     interrupter.close()
     kept.clear()
     after = held()

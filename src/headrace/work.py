@@ -235,19 +235,19 @@ class Worker:
         assert self.work.plan is not None
         keys = Keys(self.work.plan.seed, task.epoch, positions.tolist())
         data = self._fetcher.fetch(indices.tolist(), keys, seeded, f" of epoch {task.epoch}, step {task.step}")
-        return self._collate(data if self.work.batched else data[0], keys, seeded)
+        return self._collate(data, keys, seeded)
 
     def _sampled(self, index: Any, number: int, seeded: bool) -> Any:
         whole = index if self.work.batched else [index]
         keys = Keys(self.work.base_seed + self.worker_id, number, _PLACES)
         data = self._fetcher.fetch(whole, keys, seeded)
-        return self._collate(data if self.work.batched else data[0], keys, seeded)
+        return self._collate(data, keys, seeded)
 
-    def _collate(self, data: Any, keys: Keys, seeded: bool) -> Any:
+    def _collate(self, samples: Any, keys: Keys, seeded: bool) -> Any:
         here.place = COLLATION
         if seeded:
             seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]).tolist())
-        return self.work.collate_fn(data)
+        return self.work.collate_fn(samples if self.work.batched else samples[0])
 
     def _streamed(self, task: StreamTask, seeded: bool) -> Any:
         if task.stream != self._stream:
