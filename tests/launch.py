@@ -16,6 +16,7 @@ def run_ranks(script: Path, size: int, folder: Path, *arguments: str) -> list[An
 
     The script gets the folder as its first argument, and calls `report(folder, rank, value)`.
     """
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     done = subprocess.run(
         [*command, str(RANK), str(script), str(folder), *arguments],
@@ -24,7 +25,7 @@ def run_ranks(script: Path, size: int, folder: Path, *arguments: str) -> list[An
         timeout=LIMIT_S,
         check=False,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(size)]

@@ -18,6 +18,7 @@ FLOORS = {
     "plan": 2,
     "telemetry": 2,
     "world": 2,
+    "agreement": 3,
     "randomness": 3,
     "share": 3,
     "fetch": 4,

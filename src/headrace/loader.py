@@ -9,7 +9,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, Dataset, IterDataPipe, MapDataPipe, Sampler, default_collate
 
-from headrace import gather, options, sampling
+from headrace import agreement, gather, options, sampling
 from headrace.delivery import accelerate
 from headrace.delivery.pin import pinning
 from headrace.delivery.reader import Delivery, Observer, PromisedLength, Reader
@@ -175,6 +175,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_iterator": None}  # a copy has workers of its own
+
+    def verify(self) -> None:
+        """Check that all ranks are about to read the same epoch of the same data, each its own share of it.
+
+        A collective: every rank of the default process group must call it, at the same point, e.g. once before
+        training and after loading a state. It reads no sample, draws no random number and leaves the loader as it is.
+        Without a group there is nobody to disagree with. Under NCCL each rank must have chosen its device before.
+
+        Compared are the dataset's length, the seed, the order, the epoch and the place in it, the batch size, the tail,
+        the number of steps and whose share each rank reads. With a sampler or an iterable dataset of your own, that of
+        these which is known. Not seen are data that differ under the same length, a sampler that yields more or fewer
+        batches than its `len()` says, a rank that skips steps of its own accord, and a rank that never calls this.
+
+        Raises:
+            StateMismatch: Ranks disagree, or one of them could not tell what it reads; raised on every rank, with a
+                table of who has what.
+        """
+        agreement.verify(partial(agreement.fact_of, self))
 
     def stats(self) -> Stats:
         """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots."""
