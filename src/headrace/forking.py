@@ -44,16 +44,16 @@ def warn_before_fork(dataset: Any) -> None:
     Args:
         dataset: What the workers will inherit.
     """
-    parts = list(_parts(dataset)) if len(_warned) < len(_KINDS) else []
+    found_parts = list(parts(dataset)) if len(_warned) < len(_KINDS) else []
     for kind, (describe, consequence) in _KINDS.items():
-        found = [f"{path} ({what})" for path, part in parts if (what := describe(part))]
+        found = [f"{path} ({what})" for path, part in found_parts if (what := describe(part))]
         if found and kind not in _warned:
             _warned.add(kind)
             more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
             warnings.warn(f"{', '.join(found[:_NAMED] + more)}: {consequence}", stacklevel=2)
 
 
-def _parts(dataset: Any) -> Iterator[tuple[str, Any]]:
+def parts(dataset: Any) -> Iterator[tuple[str, Any]]:
     """Yield the dataset and what it holds, nearest first, each with the expression that leads to it."""
     waiting: deque[tuple[str, Any, int]] = deque([("dataset", dataset, 0)])
     seen: set[int] = set()

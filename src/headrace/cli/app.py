@@ -9,6 +9,7 @@ from rich.console import Console
 
 from headrace.cli.demo import run_demo
 from headrace.cli.plan import EpochPlan, show
+from headrace.cli.verify import Options, run_verify
 
 app = typer.Typer(
     help="headrace: a drop-in torch DataLoader that splits every epoch exactly over ranks.",
@@ -46,3 +47,27 @@ def plan(
 def demo() -> None:
     """Train on real digits with two ranks, and check on the way what headrace claims."""
     raise typer.Exit(run_demo(Console(highlight=False)))
+
+
+@app.command()
+def verify(
+    factory: Annotated[
+        str, typer.Argument(help="What makes the loader, called without arguments: pkg.module:name or file.py:name.")
+    ],
+    executors: Annotated[
+        str, typer.Option(help="Where the work runs, separated by commas.")
+    ] = "inline,thread,fork,spawn",
+    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "1,2,4",
+    worlds: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "1,2,3,4",
+    epochs: Annotated[int, typer.Option(help="Epochs to read in each cell.")] = 1,
+    samples: Annotated[int, typer.Option(help="Read only so many samples of an epoch.")] = 512,
+    full: Annotated[bool, typer.Option("--full", help="All combinations, not only each value once.")] = False,
+    kills: Annotated[bool, typer.Option(help="Kill workers, too.")] = True,
+) -> None:
+    """Read a loader's samples in many ways, and tell whether they are the same bits; if not, why."""
+    try:
+        options = Options.parse(executors, workers, worlds, epochs, samples, full, kills)
+    except ValueError as error:
+        typer.echo(f"headrace verify: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(run_verify(factory, options, Console(highlight=False)))
