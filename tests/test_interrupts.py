@@ -35,6 +35,8 @@ def interrupted_once(loader: DataLoader[Any], at: AtLine) -> None:
             seen.extend(int(batch[0, 0]) for batch in reader)
     except KeyboardInterrupt:
         if reader is not None:
+            state = loader.state_dict()
+            assert state["samples"] + LENGTH * state["epoch"] - len(seen) in (0, 1), f"interrupted at {at.place}"
             seen.extend(int(batch[0, 0]) for batch in reader)
             missing = sorted(set(range(LENGTH)) - set(seen))
             assert seen == [number for number in range(LENGTH) if number not in missing], f"out of order: {seen}"

@@ -27,12 +27,14 @@ FLOORS = {
     "executors": 6,
     "delivery": 7,
     "options": 8,
-    "sampling": 8,
-    "loader": 9,
-    "testing": 10,
-    "cli": 10,
+    "schedule": 8,
+    "passes": 9,
+    "sampling": 9,
+    "loader": 10,
+    "testing": 11,
+    "cli": 11,
 }
-PURE = {"numpy", "headrace", "hashlib", "math", "operator", "collections", "dataclasses", "typing", "abc"}
+PURE = {"numpy", "headrace", "hashlib", "math", "operator", "functools", "collections", "dataclasses", "typing", "abc"}
 MODULES = sorted(SOURCE.rglob("*.py"))
 PYTHON_FILES = sorted(
     path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")

@@ -1,7 +1,7 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
 from headrace.data import PackedList
-from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, SlotTooLarge, WorkerDied
+from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, SlotTooLarge, StateMismatch, WorkerDied
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, ThreadExecutor
 from headrace.loader import DataLoader
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
@@ -24,6 +24,7 @@ __all__ = [
     "Sequential",
     "Shuffled",
     "SlotTooLarge",
+    "StateMismatch",
     "Stats",
     "Subset",
     "ThreadExecutor",

@@ -28,6 +28,10 @@ class SlotTooLarge(HeadraceError, RuntimeError):
     """The system refuses the shared memory that a batch needs."""
 
 
+class StateMismatch(HeadraceError, ValueError):
+    """A state does not fit the loader, or ranks disagree."""
+
+
 class MissingExtra(HeadraceError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

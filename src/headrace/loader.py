@@ -1,7 +1,7 @@
 """`headrace.DataLoader`: torch's signature, and the wiring of plan, executor and delivery behind it."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -14,8 +14,10 @@ from headrace.delivery import accelerate
 from headrace.delivery.pin import pinning
 from headrace.delivery.reader import Delivery, Observer, PromisedLength, Reader
 from headrace.executors import Executor, Pool
+from headrace.passes import PlanPass, SamplerPass, StreamPass
 from headrace.plan import Order, Sequential, Shuffled, Subset
-from headrace.sampling import EpochPass, Schedule
+from headrace.plan.state import State
+from headrace.schedule import Schedule, draw_base_seed
 from headrace.share import StreamShare
 from headrace.telemetry.stats import Meter, Stats
 from headrace.types import IndexTask, StreamTask, Tail, Task, World
@@ -150,6 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             order=None if self._user_order or self._iterable else _resolve_order(order, bool(shuffle)),
             parity=all(one is None for one in (seed, order, distributed, tail))
             and options.executor_of(executor, num_workers).parity,
+            sampler=type(sampler if batch_sampler is None else batch_sampler).__qualname__ if self._user_order else "",
         )
         if self._schedule.order is not None:
             # torch's __setattr__ refuses `sampler` from here on.
@@ -160,18 +163,65 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` reads, from 0.
 
-        Not needed in an ordinary run: a finished epoch is followed by the next. It is passed on to a sampler
-            or dataset that has the method.
+        Not needed in an ordinary run: a finished epoch is followed by the next. The epoch that comes next anyway goes
+        on where a loaded state left it. It is passed on to a sampler or dataset that has the method.
 
         Raises:
             TypeError: `epoch` is not an integer.
             ValueError: `epoch` is negative.
         """
         self._schedule.set_epoch(epoch)
-        for part in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset):
+        for part in (*self._samplers(), self.dataset):
             forward = getattr(part, "set_epoch", None)
             if callable(forward):
                 forward(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter()` reads; it advances when an epoch is finished."""
+        return self._schedule.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last batch that was handed over, for `load_state_dict` of this or another loader.
+
+        It counts what came out of the iterator that was made last; what workers have computed ahead is not in it, and
+        is computed again. After an epoch's last batch it is the beginning of the next. A few integers and strings,
+        always under the same keys, that `torch.load(weights_only=True)` reads back; it costs microseconds and asks the
+        workers nothing.
+
+        Under a plan it is the same on every rank, and may be loaded with another number of ranks, workers or samples
+        in a batch, another `tail` or executor. Elsewhere, and with `in_order=False`, it belongs to this rank: then
+        `rank_local` holds what is needed, and other circumstances are refused when iteration begins.
+        """
+        return self._schedule.state().as_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on where the loader was whose `state_dict()` this is.
+
+        Under a plan the samples that follow are those that would have followed, augmentation included; that costs no
+        more than beginning an epoch. A sampler of the user's is begun again and run to the place, without loading
+        samples, unless it has a `load_state_dict` of its own; an iterable dataset, likewise, is read again.
+
+        An iterator that exists already is left alone. A state of a plan puts a loader under a plan that was given no
+        `seed`, and brings its seed.
+
+        Raises:
+            StateMismatch: The state is none, or was saved by a loader with another dataset length, order, seed or kind
+                of sampler; the text has both values.
+        """
+        state = State.read(state_dict)
+        self._schedule.load(state)
+        if state.mode in ("parity", "sampler") and state.samples:
+            warnings.warn(
+                "the state of a loader without a plan brings back the order, but not the random numbers that the "
+                "dataset draws. With seed= both would be exact.",
+                stacklevel=2,
+            )
+
+    def _samplers(self) -> list[Any]:
+        """Return the user's samplers, outermost first."""
+        parts = (self.batch_sampler, self.sampler, getattr(self.batch_sampler, "sampler", None))
+        return [part for part in parts if part is not None and not isinstance(part, sampling.AutoSampler)]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_iterator": None}  # a copy has workers of its own
@@ -219,14 +269,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent = self.persistent_workers and executor.prefetches
         if self._schedule.planned():
             return self._read_plan(executor, persistent)
-        return self._read_samples(executor, persistent)
+        return (self._read_stream if self._iterable else self._read_sampler)(executor, persistent)
 
     def _read_plan(self, executor: Executor, persistent: bool) -> Reader:
         """Begin a pass over the plan; readers are independent of each other, and share workers that persist."""
         plan = self._schedule.plan()
         self._schedule.begin()
-        epoch = EpochPass(self._schedule, plan)
-        link = self._link(plan.steps(), 0 if plan.tail == "drop" else plan.samples % plan.global_batch)
+        reading = PlanPass(self._schedule, plan, self.in_order or not executor.prefetches)
+        left = plan.samples - reading.start.samples
+        link = self._link(reading.steps, 0 if plan.tail == "drop" else left % plan.global_batch)
         pool = self._iterator if persistent else None
         if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
             self._iterator = pool = None  # the old workers go before the new come
@@ -235,53 +286,84 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self._iterator = pool
         return Reader(
             pool,
-            epoch.tasks(),
+            reading.tasks(),
             self._delivery(executor, link),
             partial(len, self._index_sampler),
             size=lambda task: plan.size(task.step, task.cursor),  # type: ignore[union-attr]
             meter=self._meter,
             keep_pool=persistent,
-            observers=[epoch] if link is None else [epoch, link],
-            revise=epoch.revised,
+            observers=[reading] if link is None else [reading, link],
+            revise=reading.revised,
         )
 
-    def _read_samples(self, executor: Executor, persistent: bool) -> Iterator[Any]:
-        """Begin a pass over what a sampler draws or an iterable dataset yields: by torch's rules, step for step."""
-        observers: list[Observer] = []
-        if self._iterable:
-            if self._schedule.keys_stream():
-                self._schedule.begin()
-            observers.append(EpochPass(self._schedule))
-            promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
-            if promised is not None:
-                observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
-        known = self._accelerated and not self._iterable
-        link = self._link(len(self) if known else -1, 0)
-        if link is not None and not self._iterable:
-            observers.append(link)
+    def _read_sampler(self, executor: Executor, persistent: bool) -> Reader:
+        """Begin a pass over what a sampler draws: by torch's rules, step for step."""
+        samplers = self._samplers()
+        own = [self.generator, *(getattr(one, "generator", None) for one in samplers)]
+        generators = list(dict.fromkeys(one for one in own if isinstance(one, torch.Generator)))
+        reading = SamplerPass(self._schedule, samplers, generators, partial(len, self._index_sampler))
+        link = self._link(len(self) if self._accelerated else -1, 0)
+        observers: list[Observer] = [reading] if link is None else [reading, link]
         reader = self._iterator if persistent else None
-        if isinstance(reader, Reader) and not reader.broken:
+        with reading.as_it_began():
+            if isinstance(reader, Reader) and not reader.broken:
+                reader.restart(reading.rest(reading.drawn(self._tasks)), observers)
+                return reader
+            # Torch asks for the sampler's iterator twice where there are workers, and some draw numbers then.
+            tasks = self._tasks() if executor.prefetches else reading.drawn(self._tasks)
+            pool = self._start(executor, base_seed=draw_base_seed(self.generator))
+            if executor.prefetches:
+                tasks = reading.drawn(self._tasks)
+            tasks = reading.rest(tasks)
+        return self._reader(executor, pool, tasks, link, persistent, observers)
+
+    def _read_stream(self, executor: Executor, persistent: bool) -> Iterator[Any]:
+        """Begin a pass over what an iterable dataset yields: by torch's rules, step for step."""
+        if self._schedule.keys_stream():
+            self._schedule.begin()
+        reading = StreamPass(self._schedule, self.num_workers if executor.prefetches else 0)
+        observers: list[Observer] = [reading]
+        promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
+        if promised is not None:
+            observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
+        link = self._link(-1, 0)
+        reader = self._iterator if persistent else None
+        if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
             reader.restart(self._tasks(), observers)
         else:
+            self._iterator = reader = None  # the old workers go before the new come
             tasks = self._tasks()
-            pool = self._start(executor, **self._stream_work())
-            if executor.prefetches:
-                tasks = self._tasks()  # torch asks for the sampler's iterator twice, and some draw numbers then
-            elif self._iterable:
+            pool = self._start(executor, starts=reading.starts, **self._stream_work(reading))
+            if not executor.prefetches:
                 pool.open_stream(self._streams, self._schedule.epoch)
-            reader = Reader(
-                pool,
-                tasks,
-                self._delivery(executor, link),
-                partial(len, self._index_sampler),
-                size=_size if self._auto_collation else lambda task: 1,
-                meter=self._meter,
-                keep_pool=persistent,
-                observers=observers,
-            )
-            if persistent:
-                self._iterator = reader
-        return accelerate.OneAhead(reader, link) if link is not None and self._iterable else reader
+            reader = self._reader(executor, pool, tasks, link, persistent, observers, reading.first_worker)
+        return accelerate.OneAhead(reader, link) if link is not None else reader
+
+    def _reader(
+        self,
+        executor: Executor,
+        pool: Pool,
+        tasks: Iterator[Task],
+        link: accelerate.AccelerateLink | None,
+        persistent: bool,
+        observers: Sequence[Observer],
+        first_worker: int = 0,
+    ) -> Reader:
+        """Make the reader of a pass without a plan."""
+        reader = Reader(
+            pool,
+            tasks,
+            self._delivery(executor, link),
+            partial(len, self._index_sampler),
+            size=_size if self._auto_collation else lambda task: 1,
+            meter=self._meter,
+            keep_pool=persistent,
+            observers=observers,
+            first_worker=first_worker,
+        )
+        if persistent:
+            self._iterator = reader
+        return reader
 
     def _tasks(self) -> Iterator[Task]:
         sampler, batches = self.sampler, self.batch_sampler
@@ -300,17 +382,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._streams += 1
         return map(partial(StreamTask, self._streams, self._schedule.epoch), indices)
 
-    def _stream_work(self) -> dict[str, Any]:
-        """Return what work on samplers and streams has beside the dataset: the split, and the seeds."""
-        words = self._schedule.stream_words() if self._iterable else None
+    def _stream_work(self, reading: StreamPass) -> dict[str, Any]:
+        """Return what work on streams has beside the dataset: the split, and the seeds."""
+        words = self._schedule.stream_words()
         if words is None:
-            if self._iterable and self.distributed is None and self._schedule.world().size > 1:
+            if self.distributed is None and self._schedule.world().size > 1:
                 warnings.warn(
                     "every rank reads the whole of an IterableDataset, since only its author knows how to split it. "
                     "Pass distributed=True to deal its samples to the ranks, or distributed=False if it splits itself.",
                     stacklevel=4,
                 )
-            return {"base_seed": sampling.draw_base_seed(self.generator)}
+            if reading.base_seed is None:
+                reading.base_seed = draw_base_seed(self.generator)
+            return {"base_seed": reading.base_seed}
         share = StreamShare(self._schedule.world(), self._schedule.tail) if self._schedule.splits_stream() else None
         return {"share": share, "stream_words": words, "base_seed": words[0] % 2**63}
 

@@ -39,10 +39,19 @@ def seed_worker(base_seed: int, worker_id: int) -> int:
 
 
 class Generators:
-    """The states of the three global generators, taken when made."""
+    """The states of the three global generators, taken when made.
 
-    def __init__(self) -> None:
-        self._states: tuple[Any, ...] = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    Args:
+        packed: Instead, what `packed` of another returned.
+    """
+
+    def __init__(self, packed: tuple[Any, ...] | None = None) -> None:
+        self._states: tuple[Any, ...] = packed or (torch.get_rng_state(), random.getstate(), np.random.get_state())
+
+    def packed(self) -> tuple[Any, ...]:
+        """Return the states as tensors, numbers and text alone."""
+        torch_state, python_state, (kind, words, *rest) = self._states
+        return torch_state, python_state, (kind, words.tolist(), *rest)
 
     def restore(self) -> None:
         """Put the states back."""

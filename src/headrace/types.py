@@ -70,6 +70,20 @@ class StreamTask(NamedTuple):
     index: Any
 
 
+class StreamStart(NamedTuple):
+    """Where a worker's pass over its copy of an iterable dataset begins.
+
+    Attributes:
+        batches: How many of its batches were delivered before.
+        read: How many samples they had.
+        state: What to give the dataset's `load_state_dict`; None to read those batches again.
+    """
+
+    batches: int = 0
+    read: int = 0
+    state: Any = None
+
+
 Rows: TypeAlias = range | Tensor
 """The indices that torch's own sampler would have drawn as a list: a range of step 1, or int64 of shape (n,)."""
 

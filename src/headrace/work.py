@@ -1,8 +1,9 @@
 """What a worker does: fetch, collate, seed; one picklable description, the same for every executor."""
 
+import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
@@ -27,7 +28,7 @@ from headrace.randomness import (
     seed_worker,
 )
 from headrace.share import StreamShare
-from headrace.types import IndexTask, Indices, PlanTask, Positions, Rows, StreamTask, Task
+from headrace.types import IndexTask, Indices, PlanTask, Positions, Rows, StreamStart, StreamTask, Task
 
 
 class StreamEnd(Enum):
@@ -43,10 +44,17 @@ _PLACES = range(2**62)
 
 
 class Portion(NamedTuple):
-    """A batch of an iterable dataset, and how many samples it holds, which only its worker knows."""
+    """A batch of an iterable dataset, and what only its worker knows.
+
+    Attributes:
+        samples: How many it holds.
+        batch: The batch.
+        resume: The dataset's own state after it; None if it keeps none.
+    """
 
     samples: int
     batch: Any
+    resume: Any = None
 
 
 @dataclass
@@ -62,6 +70,7 @@ class Work:
         share: Splits an iterable dataset over the ranks; None where it is not split.
         stream_words: Key an iterable dataset's randomness, with the epoch; None for torch's own worker
             seeding.
+        starts: Where each worker's first pass over an iterable dataset begins; empty for its beginning.
         base_seed: Worker i is seeded with `base_seed` + i when it starts, as torch does.
         worker_init_fn: The user's hook, called in each worker after seeding.
         fetch_threads: How many samples of a batch a worker fetches at a time.
@@ -78,6 +87,7 @@ class Work:
     plan: Plan | None = None
     share: StreamShare | None = None
     stream_words: tuple[int, ...] | None = None
+    starts: Sequence[StreamStart] = ()
     base_seed: int = 0
     worker_init_fn: Callable[[int], None] | None = None
     fetch_threads: int = 1
@@ -122,6 +132,8 @@ class Worker:
     remark: Callable[[str], None] = warnings.warn
     _stream: int = field(init=False, default=-1)
     _samples: Iterator[Any] = field(init=False, default_factory=lambda: iter(()))
+    _again: int = field(init=False, default=0)
+    _stateful: Any = field(init=False, default=None)
     _stream_generators: Generators | None = field(init=False, default=None)
     _span: dict[PlanTask, tuple[Positions, Indices]] = field(init=False, default_factory=dict)
 
@@ -252,21 +264,30 @@ class Worker:
     def _streamed(self, task: StreamTask, seeded: bool) -> Any:
         if task.stream != self._stream:
             self._open(task.stream, task.epoch, seeded)
+        wanted = len(task.index) if self.work.batched else 1
+        while self._again:
+            self._again -= 1
+            with suppress(Exception):  # which was raised in the rank the first time
+                self._next_portion(wanted)
+        return self._next_portion(wanted)
+
+    def _next_portion(self, wanted: int) -> Portion | StreamEnd:
         keys = Keys(self._stream_key, self.worker_id, [self._read])
         here.keys, here.place = keys, COLLATION
-        wanted = len(task.index) if self.work.batched else 1
         data = list(islice(self._samples, wanted))
         self._read += len(data)
         if len(data) < wanted:
             ended = self.end_stream()  # an iterator that has ended is not asked again
             if not data or self.work.drop_last:
                 return ended
-        return Portion(len(data), self.work.collate_fn(data if self.work.batched else data[0]))
+        batch = self.work.collate_fn(data if self.work.batched else data[0])
+        return Portion(len(data), batch, copy.deepcopy(self._stateful.state_dict()) if self._stateful else None)
 
     def _open(self, stream: int, epoch: int, seeded: bool) -> None:
+        first = self._stream < 0
         self._stream = stream
         self._samples = iter(())
-        self._read = 0
+        self._read = self._again = 0
         dataset, words = self.work.dataset, self.work.stream_words
         under = key("stream", *(words or (self.work.base_seed, stream)), epoch)
         self._stream_key = under.low
@@ -275,8 +296,22 @@ class Worker:
                 seed_from_words(generator_seeds(under, np.array([self.worker_id]))[0].tolist())
             if callable(getattr(dataset, "set_epoch", None)):
                 dataset.set_epoch(epoch)
+        # Dealt streams are read again: what lies between a rank's samples is in no state.
+        keeps_state = self.work.share is None and has_state(dataset)
+        self._stateful = dataset if keeps_state else None
+        start = self.work.starts[self.worker_id] if first and self.work.starts else StreamStart()
+        if start.state is None:
+            self._again = start.batches
+        elif keeps_state:
+            dataset.load_state_dict(start.state)
+            self._read = start.read
         samples = iter(dataset)
         self._samples = samples if self.work.share is None else self.work.share.of(samples)
+
+
+def has_state(one: Any) -> bool:
+    """Tell whether an object keeps a state of its own, under the names that torch uses."""
+    return callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))
 
 
 def is_iterable(dataset: Any) -> bool:

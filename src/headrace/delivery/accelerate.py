@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.delivery.reader import Observer
+from headrace.delivery.reader import Delivered, Observer
 
 
 class AccelerateLink(Observer):
@@ -31,15 +31,19 @@ class AccelerateLink(Observer):
         self._steps, self._remainder = steps, remainder
         self._announced = False
 
-    def delivering(self, count: int) -> None:
+    def delivering(self, delivered: Delivered) -> None:
         """Announce the loader at its first batch, and mark its last."""
+        self.announce()
+        if delivered.nth == self._steps:
+            self.last()
+
+    def announce(self) -> None:
+        """Let Accelerate know that the loader is being read."""
         loader = self._loader()
         if loader is not None and not self._announced:
             self._announced = True
             loader.end_of_dataloader, loader.remainder = False, self._remainder
             self._gradient_state._add_dataloader(loader)
-        if count == self._steps:
-            self.last()
 
     def last(self) -> None:
         """Mark the batch about to be delivered as the last."""
@@ -79,7 +83,7 @@ class OneAhead(Iterator[Any]):
         if not self._held:
             self._link.ended(finished=True)
             raise StopIteration
-        self._link.delivering(1)
+        self._link.announce()
         if last:
             self._link.last()
         return self._held.pop(0)

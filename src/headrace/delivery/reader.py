@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -42,11 +43,29 @@ class Delivery:
     transforms: tuple[Callable[[Any], Any], ...] = ()
 
 
+class Delivered(NamedTuple):
+    """A batch, or the error in its place, that is about to be handed over.
+
+    Attributes:
+        nth: How many that makes in the pass, from 1.
+        number: Which of the pass's tasks it was, from 0.
+        worker: Who computed it.
+        samples: How many it holds.
+        resume: The state of an iterable dataset after it, if it keeps one.
+    """
+
+    nth: int
+    number: int
+    worker: int
+    samples: int
+    resume: Any = None
+
+
 class Observer:
     """What a reader tells about its progress; the methods do nothing unless overridden."""
 
-    def delivering(self, count: int) -> None:
-        """The pass's `count`-th batch, from 1, or the error in its place, is about to be handed over."""
+    def delivering(self, delivered: Delivered) -> None:
+        """A batch is about to be handed over. Interrupted, it comes again."""
 
     def ended(self, finished: bool) -> None:
         """The pass is over: everything was delivered, or the reader was dropped before."""
@@ -65,6 +84,7 @@ class Reader(Iterator[Any]):
         meter: Where batches, samples and waiting are counted.
         observers: Told of the progress.
         revise: Asked once, before the first batch: other tasks to do instead, or None.
+        first_worker: Who gets the first task, where they go round.
     """
 
     def __init__(
@@ -79,6 +99,7 @@ class Reader(Iterator[Any]):
         keep_pool: bool = False,
         observers: Sequence[Observer] = (),
         revise: Callable[[], Iterator[Task] | None] | None = None,
+        first_worker: int = 0,
     ) -> None:
         self._pool: Pool | None = pool
         self._delivery = delivery
@@ -87,8 +108,10 @@ class Reader(Iterator[Any]):
         self._meter = meter
         self._keep_pool = keep_pool
         self._revise = revise
+        self._first_worker = first_worker
         self._observers: Sequence[Observer] = ()
         self.restart(tasks, observers)
+        self._first_worker = 0
 
     def restart(self, tasks: Iterator[Task], observers: Sequence[Observer]) -> None:
         """Begin a pass with the same workers; what they still owe of the pass before is thrown away."""
@@ -105,7 +128,8 @@ class Reader(Iterator[Any]):
         self._task: Task | None = None
         self._window: deque[Future] = deque()
         self._streams = set(range(self._pool.workers))  # the workers that have something left to give
-        self._turn = 0
+        self._turn = self._first_worker
+        self._submitted = 0
         self._filled = False
         # Who begins pass after pass and reads none must not pile up tasks.
         if self._pool.owed <= self._delivery.ahead:
@@ -145,50 +169,64 @@ class Reader(Iterator[Any]):
         for task in self._tasks:  # faster than next()
             try:
                 outcome = direct(task)
-            except BaseException:
-                self._tell_observers()
+                if outcome is STREAM_END:
+                    break
+                samples, batch, resume = self._transformed(outcome, self._size(task))
+                self._hand_over(self._delivered, 0, samples, resume)
+                return batch
+            except KeyboardInterrupt:
+                self._tasks = chain((task,), self._tasks)  # its turn comes again
                 raise
-            if outcome is STREAM_END:
-                break
-            if self._observers:
-                self._tell_observers()
-            return self._transformed(outcome, self._size(task))
+            except BaseException:
+                self._tell_observers(self._delivered, 0, self._size(task))
+                raise
         self._finish()
 
     def _await(self) -> Any:
-        """Wait for the next batch from the workers."""
+        """Wait for the next batch from the workers. It leaves the window last: interrupted, its turn comes again."""
         if not self._filled:
             self._fill()
         while self._pool is not None:
             if not self._window:
                 self._finish()
-            future = self._take()
+            future = self._next_done()
             try:
                 outcome = future.result()
-            except BaseException:
-                self._submit_next()
-                self._tell_observers()
+                if outcome is not STREAM_END:
+                    samples, batch, resume = self._transformed(outcome, future.samples)
+            except BaseException as error:
+                if future.failed or not isinstance(error, KeyboardInterrupt):
+                    self._window.remove(future)
+                    self._submit_next()
+                    self._tell_observers(future.number, future.worker, future.samples)
                 raise
             if outcome is not STREAM_END:
                 self._submit_next()
-                self._tell_observers()
+                self._window.remove(future)
                 self._meter.received_bytes += future.size_bytes
-                return self._transformed(outcome, future.samples)
+                self._hand_over(future.number, future.worker, samples, resume)
+                return batch
+            self._window.remove(future)
             if future.worker in self._streams:
                 self._streams.remove(future.worker)
                 self._submit_next()
         raise StopIteration
 
-    def _transformed(self, outcome: Any, samples: int) -> Any:
-        """Count a batch, and return it as the user gets it."""
+    def _transformed(self, outcome: Any, samples: int) -> tuple[int, Any, Any]:
+        """Return how many samples a batch holds, the batch as the user gets it, and its dataset's state if any."""
+        resume = None
         if type(outcome) is Portion:
-            samples, outcome = outcome.samples, outcome.batch
+            samples, outcome, resume = outcome
+        for transform in self._delivery.transforms:
+            outcome = transform(outcome)
+        return samples, outcome, resume
+
+    def _hand_over(self, number: int, worker: int, samples: int, resume: Any) -> None:
+        """Count the batch that the user is about to get."""
         meter = self._meter
         meter.batches += 1
         meter.samples += samples
-        for transform in self._delivery.transforms:
-            outcome = transform(outcome)
-        return outcome
+        self._tell_observers(number, worker, samples, resume)
 
     def _finish(self) -> NoReturn:
         self._end(finished=True)
@@ -216,23 +254,24 @@ class Reader(Iterator[Any]):
             task, self._task = self._task, None
             future = self._pool.submit(task, worker)
             future.samples = self._size(task)
+            future.number = self._submitted
+            self._submitted += 1
             self._window.append(future)
 
-    def _take(self) -> Future:
-        """Wait for the next batch in the order agreed, and take it out of the window."""
+    def _next_done(self) -> Future:
+        """Wait for the next batch in the order agreed."""
         assert self._pool is not None
         candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
         if not self._pool.wait(candidates, self._delivery.timeout_s or None):
             raise DeliveryTimeout(f"DataLoader timed out after {self._delivery.timeout_s} seconds")
-        done = next(future for future in candidates if future.done())
-        self._window.remove(done)
-        return done
+        return next(future for future in candidates if future.done())
 
-    def _tell_observers(self) -> None:
+    def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
         """Tell of the batch, or the error, that the user is about to get."""
-        self._delivered += 1
+        delivered = Delivered(self._delivered + 1, number, worker, samples, resume)
         for observer in self._observers:
-            observer.delivering(self._delivered)
+            observer.delivering(delivered)
+        self._delivered += 1
 
     def _end(self, finished: bool) -> None:
         observers, self._observers = self._observers, ()
@@ -270,13 +309,13 @@ class PromisedLength(Observer):
     def __init__(self, dataset: Any, promised: int, processes: bool) -> None:
         self._dataset, self._promised, self._processes = dataset, promised, processes
 
-    def delivering(self, count: int) -> None:
+    def delivering(self, delivered: Delivered) -> None:
         """Warn where the count exceeds the promise."""
-        if count <= self._promised:
+        if delivered.nth <= self._promised:
             return
         message = (
             f"Length of IterableDataset {self._dataset} was reported to be {self._promised}"
-            f"(when accessing len(dataloader)), but {count} samples have been fetched. "
+            f"(when accessing len(dataloader)), but {delivered.nth} samples have been fetched. "
         )
         if self._processes:
             message += (

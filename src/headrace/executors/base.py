@@ -59,14 +59,15 @@ class Future:
     Attributes:
         worker: Who computes it.
         samples: How many samples it will hold; for whoever asked to note.
+        number: Which of the asker's tasks it is for; likewise.
         size_bytes: What has come from another process for it, in bytes.
     """
 
-    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "_rebuild", "samples", "size_bytes", "worker")
+    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "_rebuild", "number", "samples", "size_bytes", "worker")
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
-        self.samples = self.size_bytes = 0
+        self.samples = self.number = self.size_bytes = 0
         self._done = False
         self._outcome: Any = None
         self._error: BaseException | None = None
@@ -91,19 +92,30 @@ class Future:
         self._error = error
         self._done = True
 
+    @property
+    def failed(self) -> bool:
+        """Whether `result` has raised what there was in the batch's place, rather than having been interrupted."""
+        return self._rebuild is None and self._outcome is None and self._error is None
+
     def result(self) -> Any:
-        """Hand the batch over, or raise what the work raised; to be called once, when `done`."""
+        """Return the batch, or raise what the work raised, once; to be called when `done`, again if interrupted."""
+        if self._rebuild is not None:
+            try:
+                self._outcome = self._rebuild()
+            except Exception:
+                self._rebuild = None
+                raise
+            self._rebuild = None
         outcome, error = self._outcome, self._error
-        rebuild, self._rebuild = self._rebuild, None
-        self._outcome = self._error = None
-        if rebuild is not None:
-            outcome = rebuild()
         if isinstance(outcome, Remark):
+            self._outcome = outcome.outcome
             warnings.warn(outcome.text, stacklevel=2)
-            outcome = outcome.outcome
+            outcome = self._outcome
         if isinstance(outcome, Failure):
+            self._outcome = None
             outcome.reraise()
         if error is not None:
+            self._error = None
             try:
                 raise error
             finally:

@@ -1,7 +1,9 @@
 """Orders: the epoch's global sequence of sample indices as a pure function of (seed, epoch, position)."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +30,15 @@ def flat_array(name: str, values: Any, allowed: str) -> NDArray[Any]:
     return array
 
 
+def _described(parameter: Any) -> str:
+    if not isinstance(parameter, np.ndarray):
+        return repr(parameter)
+    # Equal numbers have equal bytes as the widest type of their kind; objects have none.
+    wide = parameter.astype({"i": np.int64, "u": np.int64, "f": np.float64}.get(parameter.dtype.kind, parameter.dtype))
+    data = repr(wide.tolist()).encode() if wide.dtype.kind == "O" else wide.tobytes()
+    return f"{len(parameter)}#{hashlib.blake2b(data, digest_size=8).hexdigest()}"
+
+
 class Order(ABC):
     """Which sample stands at which global position of an epoch. A value: it holds no seed and no progress."""
 
@@ -52,6 +63,11 @@ class Order(ABC):
     def _parameters(self) -> tuple[Any, ...]:
         """Return what makes two orders of one type equal: numbers and arrays."""
         return ()
+
+    @cached_property
+    def described(self) -> str:
+        """The order in a line, its arrays by size and digest: the same for equal orders, and for no others."""
+        return f"{type(self).__qualname__}({', '.join(map(_described, self._parameters()))})"
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Order) or type(self) is not type(other):

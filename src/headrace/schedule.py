@@ -1,0 +1,280 @@
+"""Where a loader stands: its epoch, its seed, its plan, and the state that another loader may go on from."""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from headrace import world
+from headrace.errors import StateMismatch, whole_number
+from headrace.plan import Order, Plan
+from headrace.plan.state import State, mismatch
+from headrace.types import Tail, World
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where the next pass begins: made anew for each epoch and each state, and told apart by identity.
+
+    Attributes:
+        epoch: From 0.
+        samples: How many of the epoch's samples were delivered before.
+        rank_local: As in `State`.
+    """
+
+    epoch: int = 0
+    samples: int = 0
+    rank_local: str = ""
+
+
+class HasState(Protocol):
+    """A pass that knows how far it has come."""
+
+    def state(self) -> State:
+        """Return the place after the last batch that was delivered."""
+
+
+@dataclass
+class Schedule:
+    """The mutable part of a loader: what changes from epoch to epoch, and what is found out only at iteration.
+
+    Attributes:
+        dataset: The user's dataset.
+        batch_size: Samples per rank and step.
+        tail: The tail rule, resolved.
+        distributed: The loader's argument.
+        seed: The loader's argument.
+        generator: Where a seed is drawn from if there is none.
+        order: The resolved order; None for iterable datasets.
+        parity: Whether a world of one rank gives torch's own batches, unless a state says otherwise.
+        sampler: The type of the user's sampler, by name; "" if there is none.
+        start: Where the next `iter()` begins.
+        latest: The pass that began last, if it began since the epoch was set or a state loaded.
+    """
+
+    dataset: Any
+    batch_size: int
+    tail: Tail
+    distributed: bool | World | None
+    seed: int | None
+    generator: torch.Generator | None
+    order: Order | None
+    parity: bool
+    sampler: str = ""
+    pads_last: bool = False
+    start: Start = Start()
+    latest: HasState | None = None
+    _drawn_seed: int | None = None
+    _state_seed: int | None = None
+    _offset: int | None = 0
+    _plan: Plan | None = None
+    _abandoned: str | None = None
+    _warned: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter()` reads."""
+        return self.start.epoch
+
+    def world(self) -> World:
+        """Return the world as it is now."""
+        return world.resolve(self.distributed)
+
+    def planned(self) -> bool:
+        """Tell whether the next epoch follows a plan, rather than torch's own samplers."""
+        if self.order is None:
+            return False
+        return not self.parity or self._state_seed is not None or self.world().size > 1
+
+    @property
+    def mode(self) -> str:
+        """What decides on the samples, as `State` names it."""
+        if self.order is None:
+            return "sampler" if self.sampler else "stream"
+        return "plan" if self.planned() else "parity"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` reads; the one it reads anyway goes on where it is."""
+        epoch = whole_number("epoch", epoch, fix="Epochs count from 0.")
+        if epoch != self.epoch:
+            self.start, self.latest = Start(epoch), None
+        self._abandoned = None
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Set the epoch for a framework that sets it through the sampler.
+
+        Some begin to count at 0 again after a state was loaded: the first call then tells how far they are behind.
+        """
+        if self._offset is None:
+            self._offset = max(0, self.epoch - whole_number("epoch", epoch, fix="Epochs count from 0."))
+        self.set_epoch(epoch + self._offset)
+
+    def resolved_seed(self) -> int:
+        """Return the seed: the user's; the state's; 0 in a world of several; else one drawn once from the generator."""
+        if self.seed is not None:
+            return self.seed
+        if self._state_seed is not None:
+            return self._state_seed
+        if self.world().size > 1:
+            return 0
+        if self._drawn_seed is None:
+            self._drawn_seed = draw_base_seed(self.generator)
+        return self._drawn_seed
+
+    def shape(self) -> Plan:
+        """Return the plan but for its seed: enough for every length, and it draws nothing.
+
+        Raises:
+            ValueError: The dataset is empty, or the order does not fit it.
+        """
+        assert self.order is not None
+        return Plan(
+            order=self.order,
+            length=len(self.dataset),
+            batch_size=self.batch_size,
+            world=self.world(),
+            tail=self.tail,
+            pads_last=self.pads_last,
+        )
+
+    def plan(self) -> Plan:
+        """Return the plan for the dataset and the world as they are now; the same object while they stay.
+
+        Raises:
+            ValueError: The dataset is empty, its length has changed since the first plan, or the order does
+                not fit it.
+        """
+        plan = replace(self.shape(), seed=self.resolved_seed())
+        if self._plan is not None and plan.length != self._plan.length:
+            raise ValueError(
+                f"len(dataset) changed from {self._plan.length} to {plan.length} under a loader that follows a plan; "
+                "the order of every epoch is a function of the length, and ranks that disagree on it would hang. "
+                "Make a new DataLoader for the changed dataset."
+            )
+        if plan != self._plan:
+            self._plan = plan
+            if not plan.end():
+                warnings.warn(
+                    f'tail="drop" leaves no batch at all: {plan.samples} samples are fewer than one global batch of '
+                    f"{plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}. "
+                    'Use a smaller batch_size, or tail="pad" or "exact".',
+                    stacklevel=4,
+                )
+        assert self._plan is not None
+        return self._plan
+
+    def splits_stream(self) -> bool:
+        """Tell whether an iterable dataset's samples are dealt to the ranks; only on demand."""
+        return self.distributed is True or isinstance(self.distributed, World)
+
+    def stream_share(self, length: int) -> int:
+        """Count this rank's samples of an iterable dataset of `length` samples that is split."""
+        world = self.world()
+        if self.tail == "exact":
+            return len(range(world.rank, length, world.size))
+        return length // world.size if self.tail == "drop" else -(-length // world.size)
+
+    def keys_stream(self) -> bool:
+        """Tell whether an iterable dataset's randomness is keyed by (seed, epoch)."""
+        return self.seed is not None or self.splits_stream()
+
+    def stream_words(self) -> tuple[int, ...] | None:
+        """Return what keys an iterable dataset's randomness, or None for torch's own worker seeds.
+
+        Where the stream is split every rank must read the same one; where it is not, each should draw its
+        own.
+        """
+        if self.splits_stream():
+            return (self.resolved_seed(),)
+        return None if self.seed is None else (self.seed, self.world().rank)
+
+    def state_at(self, epoch: int, samples: int, rank_local: str = "") -> State:
+        """Return the state of a loader that has come so far."""
+        mode = self.mode
+        keyed = mode == "plan" or (mode == "stream" and self.keys_stream())
+        return State(
+            mode=mode,
+            seed=self.resolved_seed() if keyed else 0,
+            length=_length(self.dataset),
+            order=self.sampler if self.order is None else self.order.described,
+            epoch=epoch,
+            samples=samples,
+            rank_local=rank_local,
+        )
+
+    def state(self) -> State:
+        """Return the place after the last batch that was delivered."""
+        if self.latest is not None:
+            return self.latest.state()
+        return self.state_at(self.start.epoch, self.start.samples, self.start.rank_local)
+
+    def load(self, state: State) -> None:
+        """Let the next `iter()` begin where another loader was; passes that have begun are left alone.
+
+        Raises:
+            StateMismatch: The state belongs to another loader; the text has both values.
+        """
+        # What a state is worth depends on the loader's own arguments, not on a state loaded before.
+        fresh = replace(self, _state_seed=None)
+        if state.mode != fresh.mode and (state.mode != "plan" or self.order is None):
+            fix = "Load it into a loader with the same kind of dataset and sampler."
+            if fresh.mode == "plan":
+                fix = "A state that goes on in any world comes from a loader under a plan: pass seed= where you save."
+            raise mismatch("mode", state.mode, fresh.mode, fix)
+        length = _length(self.dataset)
+        if state.length != length:
+            raise mismatch("len(dataset)", state.length, length, "Every epoch's order is a function of the length.")
+        order = self.sampler if self.order is None else self.order.described
+        if state.order != order:
+            raise mismatch("order", state.order, order, "Use the order it was saved with; it decides what is left.")
+        keyed = state.mode == "plan" or (state.mode == "stream" and self.keys_stream())
+        if keyed and self.seed not in (None, state.seed):
+            raise mismatch("seed", state.seed, self.seed, "Pass the state's seed, or leave it out to go on with it.")
+        start = Start(state.epoch, state.samples, state.rank_local)
+        if state.mode == "plan":
+            assert self.order is not None
+            samples = self.order.samples(length)
+            if state.samples > samples:
+                raise StateMismatch(f'state["samples"] is {state.samples}, and the epoch has {samples}.')
+            if state.samples == samples:
+                start = Start(state.epoch + 1)
+        self.start, self.latest, self._abandoned, self._offset = start, None, None, None
+        self._state_seed = state.seed if keyed else None
+
+    def begin(self) -> None:
+        """Warn, once, if the epoch about to begin is one that was broken off."""
+        if self._abandoned and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"epoch {self.epoch} was abandoned after {self._abandoned} and starts again where it began, since "
+                "an epoch advances only when it is finished. To go on with the next one call "
+                f"loader.set_epoch({self.epoch + 1}) before iterating; to read the rest of this one, keep its iterator "
+                "or load what loader.state_dict() returned.",
+                stacklevel=4,
+            )
+        self._abandoned = None
+
+    def finish(self, start: Start) -> None:
+        """Advance, unless the loader has been sent elsewhere since (set_epoch, a state, or a second reader)."""
+        if self.start is start:
+            self.start = Start(start.epoch + 1)
+            self._abandoned = None
+
+    def abandon(self, start: Start, delivered: str) -> None:
+        """Note that a reader was dropped before its epoch was finished, and how much it had delivered."""
+        if self.start is start:
+            self._abandoned = delivered
+
+
+def _length(dataset: Any) -> int:
+    """Count a dataset's samples; -1 where it cannot say."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return -1
+
+
+def draw_base_seed(generator: torch.Generator | None) -> int:
+    """Draw one 63-bit number from a generator, the global one if None, as each of torch's iterators does."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
