@@ -54,6 +54,22 @@ def late() -> DataLoader[Any]:
     return loader
 
 
+def resumed(steps: int) -> DataLoader[Any]:
+    reader, loader = plan(tail="exact"), plan(tail="exact")
+    for _, _ in zip(range(steps), reader, strict=False):
+        pass
+    loader.load_state_dict(reader.state_dict())
+    return loader
+
+
+def begun(steps: int) -> DataLoader[Any]:
+    loader = plan()
+    loader.kept = iter(loader)
+    for _ in range(steps):
+        next(loader.kept)
+    return loader
+
+
 def distributed(length: int) -> DataLoader[Any]:
     return DataLoader(range(length), sampler=DistributedSampler(range(length)))
 
@@ -74,6 +90,10 @@ def main() -> None:
         "agree, parts": lambda: DataLoader(range(N + rank), sampler=RandomSampler(range(N))),
         "agree, stream": lambda: DataLoader(Stream(N)),
         "agree, split stream": lambda: DataLoader(Stream(N), distributed=True),
+        "agree, resumed": lambda: resumed(1),
+        "agree, begun": lambda: begun(1),
+        "samples": lambda: resumed(1 + last),
+        "samples, begun": lambda: begun(1 + last),
         "dataset_length": lambda: plan(dataset=range(N + last)),
         "seed": lambda: plan(seed=5 if last else 4),
         "epoch": lambda: at(int(last)),
@@ -90,7 +110,7 @@ def main() -> None:
         "steps, sampler": lambda: DataLoader(range(N), sampler=RandomSampler(range(N - last))),
         "dataset_length, split stream": lambda: DataLoader(Stream(N + size * last), distributed=True),
         "steps, stream": lambda: DataLoader(Stream(N + last)),
-        "error": lambda: plan(dataset=Unbuilt(), shuffle=None, num_workers=0) if last else plan(),
+        "error": lambda: plan(dataset=Unbuilt(), shuffle=None) if last else plan(),
     }
     told = {}
     for name, make in cases.items():

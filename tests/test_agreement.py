@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from headrace import Sequential, Shuffled, Subset, Weighted
-from headrace.agreement import compare, gather, name_of, verify
+from headrace.agreement import compare, gather, verify
 from headrace.errors import StateMismatch
 
 SAME: dict[str, Any] = {
@@ -113,16 +111,6 @@ def test_a_thousand_ranks_stay_readable() -> None:
     assert lines[1].startswith("  seed      ranks 0-499, 501-999: 7")
     assert "330 other values" in lines[2]
     assert "... 998 (666 in all): 640" in lines[2]
-
-
-def test_orders_are_told_apart_by_their_numbers() -> None:
-    assert name_of(Shuffled()) == "Shuffled"
-    assert name_of(Sequential()) == "Sequential"
-    assert name_of(Subset([1, 2])) == name_of(Subset(np.array([1, 2])))
-    names = [name_of(Subset([1, 2])), name_of(Subset([2, 1])), name_of(Subset([1, 2], shuffle=True))]
-    names += [name_of(Weighted([1.0, 2.0])), name_of(Weighted([2.0, 1.0]))]
-    assert len(set(names)) == 5
-    assert all(len(name) < 30 for name in names)
 
 
 def test_without_a_group_there_is_one_rank() -> None:

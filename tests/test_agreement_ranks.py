@@ -28,7 +28,7 @@ def test_real_ranks(size: int, tmp_path: Path) -> None:
         assert f"rank {size - 1}: " in lines[1] or fact == "rank", text
         assert len(lines) < 12, text
     assert f"rank {size - 1}: OSError: the file list is missing" in told[0]["error"]
-    assert len(told[0]) == 26
+    assert len(told[0]) == 30
 
 
 def test_alone_there_is_nobody_to_disagree_with() -> None:

@@ -1,17 +1,14 @@
 """Whether ranks agree on what they are about to read: what each knows, in one collective, compared."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from headrace.errors import StateMismatch
-from headrace.plan import Order
 
 Fact = Mapping[str, object]
 """What one rank knows: plain numbers and text by name. What it cannot know is left out."""
@@ -90,11 +87,14 @@ def fact_of(loader: Any) -> Fact:
         ValueError: The dataset is empty, or the order does not fit it.
     """
     schedule = loader._schedule
-    fact: dict[str, object] = {"epoch": schedule.epoch, "batch_size": loader.batch_size}
+    place = schedule.start
+    if schedule.planned() and schedule.latest is not None:  # who has begun has its seed: none is drawn
+        place = schedule.latest.state()
+    fact: dict[str, object] = {"mode": schedule.mode, "epoch": place.epoch, "batch_size": loader.batch_size}
     if loader._user_order:
         deciding = loader.sampler if isinstance(loader.batch_sampler, BatchSampler | None) else loader.batch_sampler
-        fact |= {"mode": "sampler", "order": type(deciding).__qualname__, "steps": _known_len(loader._index_sampler)}
-        fact["epoch"] = getattr(deciding, "epoch", schedule.epoch)
+        fact |= {"order": schedule.sampler, "steps": _known_len(loader._index_sampler)}
+        fact["epoch"] = getattr(deciding, "epoch", place.epoch)
         if isinstance(deciding, DistributedSampler):  # others may serve a rank's own part of the data
             fact["dataset_length"] = _known_len(loader.dataset)
         return fact
@@ -107,11 +107,11 @@ def fact_of(loader: Any) -> Fact:
         share = schedule.stream_share(length) if split and length is not None else length
         size = loader.batch_size or 1
         steps = None if share is None else share // size if loader.drop_last else -(-share // size)
-        fact |= {"mode": "iterable", "steps": steps}
+        fact["steps"] = steps
         return fact | whose | {"dataset_length": length, "seed": seed} if split else fact
     shape = schedule.shape()
-    fact |= whose | {"dataset_length": shape.length, "seed": seed, "samples": 0, "steps": shape.steps()}
-    return fact | {"mode": "plan" if schedule.planned() else "parity", "order": name_of(shape.order)}
+    fact |= whose | {"dataset_length": shape.length, "seed": seed, "samples": place.samples, "steps": shape.steps()}
+    return fact | {"order": shape.order.described}
 
 
 def _known_len(counted: Any) -> int | None:
@@ -151,19 +151,6 @@ def compare(facts: Sequence[Fact]) -> None:
     if differing:
         rows = [[name, *map(_described, _shown(groups))] for name, groups in differing.items()]
         raise StateMismatch(f"ranks disagree:\n{_table(rows)}\n{_OUTCOMES[next(iter(differing))]}")
-
-
-def name_of(order: Order) -> str:
-    """Return an order's name, and its numbers in a few letters: the same for equal orders."""
-    name, parameters = type(order).__qualname__, order._parameters()
-    if not parameters:
-        return name
-    digest = hashlib.blake2b(digest_size=6)
-    for one in parameters:
-        array = np.ascontiguousarray(one)
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return f"{name}({digest.hexdigest()})"
 
 
 def _groups(facts: Sequence[Fact], name: str, ranks: Sequence[int]) -> list[tuple[str, list[int]]]:

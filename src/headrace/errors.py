@@ -16,10 +16,6 @@ class WorkerDied(HeadraceError, RuntimeError):
     """A worker process ended without being asked to (a signal, the OOM killer, `os._exit`)."""
 
 
-class StateMismatch(HeadraceError, ValueError):
-    """A state does not fit the loader, or ranks disagree."""
-
-
 class DeliveryTimeout(HeadraceError, RuntimeError):
     """No batch arrived within the loader's `timeout`."""
 

@@ -1,4 +1,4 @@
-"""The command line: `headrace plan` and `headrace demo`."""
+"""The command line: `headrace plan`, `headrace verify` and `headrace demo`."""
 
 import sys
 

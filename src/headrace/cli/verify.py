@@ -138,7 +138,7 @@ def _run_cells(subject: Subject, cells: list[Cell], console: Console) -> list[Ou
     console.print(
         f"{subject.limit:,}{limited} samples{epochs}, in batches of {subject.batch_size}{given}", soft_wrap=True
     )
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("executor", "workers", "world", "resume", "kill", "digest", "samples", "result"):
         table.add_column(name, no_wrap=True)
     outcomes: list[Outcome] = []
@@ -186,12 +186,12 @@ def _conclude(subject: Subject, outcomes: list[Outcome], console: Console) -> in
         if outcome.skipped:
             skipped.setdefault(outcome.skipped, []).append(outcome)
     for reason, cells in skipped.items():
-        say(f"{len(cells)} cells skipped: {reason}", "yellow")
+        say(f"{_cells(len(cells))} skipped: {reason}", "yellow")
     failed = [outcome for outcome in outcomes if outcome.error]
     differ = [one for one in outcomes if not (one.error or one.skipped) and one.digests != reference.digests]
     ran = [outcome for outcome in outcomes if not outcome.skipped]
     if not failed and not differ:
-        say(f"{len(ran)} cells, one digest: {reference.fold()}", "bold green")
+        say(f"{_cells(len(ran))}, one digest: {reference.fold()}", "bold green")
         return OK
     errors: dict[str, list[Outcome]] = {}
     for outcome in failed:
@@ -223,6 +223,10 @@ def _explain(subject: Subject, reference: Outcome, outcome: Outcome, say: Callab
         lines = [f"Why could not be found out, since fetching it again raised {type(error).__name__}: {error}"]
     for line in lines:
         say(f"  {line}")
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' * (count != 1)}"
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -313,12 +313,19 @@ class _Run:
             for step in range(steps):
                 for plan, reader in zip(self._plans, readers, strict=True):
                     if step < plan.steps(cursor):
-                        self._keep(plan.positions(epoch, step, cursor).tolist(), next(reader), epoch)
+                        self._keep(plan.positions(epoch, step, cursor).tolist(), next(reader, None), epoch)
                 if self._to_kill:
                     self._to_kill = False
                     _kill(readers[0]._workers[0])
+            if steps >= max(plan.steps(cursor) for plan in self._plans):
+                # A rank learns that the epoch has ended by asking for more.
+                more = [rank for rank, reader in enumerate(readers) if next(reader, None) is not None]
+                if more:
+                    raise CellFailed(f"rank {more[0]} got a batch after its last step of epoch {epoch}")
 
-    def _keep(self, positions: list[int], batch: list[SampleDigest], epoch: int) -> None:
+    def _keep(self, positions: list[int], batch: list[SampleDigest] | None, epoch: int) -> None:
+        if batch is None:
+            raise CellFailed(f"epoch {epoch} ended before position {positions[0]}")
         if len(batch) != len(positions):
             raise CellFailed(f"a batch of {len(batch)} samples came where {len(positions)} belong")
         for position, sample in zip(positions, batch, strict=True):

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-import headrace
+from headrace import errors
 from headrace.cli.verify_digest import SampleDigest, digest
 from headrace.fetch import fetches_in_bulk
 from headrace.forking import parts
@@ -34,12 +34,18 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerato
 _LARGEST_BYTES = 1 << 20
 """Arrays above this are not watched for changes."""
 
+_BUILDS = 4
+"""So many datasets are made to see whether they are equal: one that draws may well draw the same once."""
+
 _NAMED = 5
 """Of what is found so many are named."""
 
 _DRAW = (
     "Draw from headrace.rng() or headrace.torch_rng(), or from the global generators of torch, numpy and random: all "
     "of them are seeded anew for every sample."
+)
+_BUILD = (
+    "Every rank builds its own: seed what the factory draws, sort what it lists, and read the same files everywhere."
 )
 _INDEX = "Make the sample a function of its index alone; a worker has its own copy of the dataset."
 
@@ -75,11 +81,12 @@ class Probe:
             said = ["Fetched twice in one process under the same seeds, it differs already."]
             return said + _blamed(changed, calls, ("entropy", "clock"))
         looks = calls
-        with recorded() as calls:
-            again = self._fetch(self._make())
-        if first.whole != again.whole:
-            said = ["It is the same in one dataset, but not in two that the factory makes one after the other."]
-            return said + _blamed([], calls, ("entropy", "clock"))
+        for _ in range(_BUILDS):
+            with recorded() as calls:
+                again = self._fetch(self._make())
+            if first.whole != again.whole:
+                said = ["It is the same in one dataset, but not in every one that the factory makes."]
+                return [*said, *_read(calls, ("entropy", "clock")), _BUILD]
         return (
             self._of_others(first) or self._of_surroundings(first) or self._undecided(dataset, looks, changed, executor)
         )
@@ -252,7 +259,7 @@ _LIBRARIES = tuple(
     for folder in (
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib"),
-        *(Path(str(package.__file__)).parent for package in (np, torch, headrace)),
+        *(Path(str(package.__file__)).parent for package in (np, torch, errors)),
     )
 )
 
@@ -334,6 +341,11 @@ def _changes(before: dict[str, State], after: dict[str, State]) -> list[tuple[bo
     return changed
 
 
+def _read(calls: list[Call], kinds: tuple[str, ...]) -> list[str]:
+    named = [call for call in calls if call.kind in kinds]
+    return [f"It reads {call.what}, at {call.where}" for call in named[:_NAMED]]
+
+
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
@@ -343,11 +355,10 @@ def _blamed(changed: list[tuple[bool, str]], calls: list[Call], kinds: tuple[str
     lines = []
     generators = [words for draws, words in changed if draws]
     others = [words for draws, words in changed if not draws]
-    named = [call for call in calls if call.kind in kinds]
     if generators:
         lines.append(f"No position seeds what it draws from: {_listed(generators)}.")
-    lines += [f"It reads {call.what}, at {call.where}" for call in named[:_NAMED]]
-    decided = generators or any(call.kind == "entropy" for call in named)
+    lines += _read(calls, kinds)
+    decided = generators or any(call.kind == "entropy" for call in calls)
     if others and not decided:
         lines.append(f"Meanwhile {_listed(others)}.")
     return [*lines, _DRAW if decided else _INDEX]

@@ -1,0 +1,43 @@
+"""`headrace verify` kills workers in the midst of an epoch, and the samples are the same bits all the same."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.app import app
+from headrace.cli.verify_cells import REFERENCE, Cell, Subject
+from headrace.loader import DataLoader
+from headrace.testing import FakeDataset
+
+FILE = Path(__file__).parent / "verify_factories.py"
+
+
+def subject() -> Subject:
+    return Subject(lambda: DataLoader(FakeDataset(40), batch_size=4, shuffle=True, seed=3), epochs=2, samples=40)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("resume", ["-", "mid"])
+def test_a_killed_worker_loses_and_doubles_nothing(workers: int, resume: str) -> None:
+    one = subject()
+    outcome = one.run(Cell("fork", workers, 2, resume, kill=True))
+    assert not outcome.error
+    assert outcome.digests == one.run(REFERENCE).digests
+
+
+@pytest.mark.slow
+def test_a_killed_worker_that_was_spawned() -> None:
+    one = subject()
+    outcome = one.run(Cell("spawn", 2, 1, kill=True))
+    assert not outcome.error
+    assert outcome.digests == one.run(REFERENCE).digests
+
+
+def test_the_command_kills_unless_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FILE.parent))
+    options = ["--executors", "fork", "--workers", "1,2", "--worlds", "1"]
+    result = CliRunner().invoke(app, ["verify", f"{FILE}:good", *options])
+    assert result.exit_code == 0, result.output
+    assert "7 cells, one digest" in result.stdout
+    assert any("one" in line.split() for line in result.stdout.splitlines() if line.split()[:1] == ["fork"])

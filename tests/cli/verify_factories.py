@@ -1,0 +1,200 @@
+"""Loaders to be verified: good ones, and ones whose samples depend on more than their position."""
+
+import os
+import random
+import threading
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
+
+import headrace
+from headrace import DataLoader, Subset, Weighted
+from headrace.testing import FakeDataset
+
+N = 40
+MODULES_OWN = np.random.default_rng(5)
+
+
+class Base(Dataset[Any]):
+    def __len__(self) -> int:
+        return N
+
+
+class Private(Base):
+    def __getitem__(self, index: int) -> Any:
+        noise = np.random.default_rng().random()
+        return {"image": torch.full((3,), noise), "label": index}
+
+
+class Seeded(Base):
+    """Draws from generators of its own making, but seeds them: as it should be."""
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = [np.random.default_rng(index).random(), random.Random(index).random()]
+        return drawn, torch.rand(1, generator=torch.Generator().manual_seed(index)), time.time() > 0
+
+
+class OfPosition(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, headrace.rng().random(), torch.rand(2, generator=headrace.torch_rng())
+
+
+class Kept(Base):
+    def __init__(self, kept: Any) -> None:
+        self.parts = {"noise": [kept]}
+
+    def __getitem__(self, index: int) -> Any:
+        rng = self.parts["noise"][0]
+        return index, torch.rand((), generator=rng).item() if isinstance(rng, torch.Generator) else rng.random()
+
+
+class OfModule(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, MODULES_OWN.random()
+
+
+class ByWorker(Base):
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        return index, -1 if info is None else info.id
+
+
+class ByProcess(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, os.getpid()
+
+
+class ByThread(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, threading.current_thread() is threading.main_thread()
+
+
+class Clock(Base):
+    def __getitem__(self, index: int) -> Any:
+        return [index, time.time()]
+
+
+class Identified(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, uuid.uuid4().hex
+
+
+class Counting(Base):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.count += 1
+        return index, self.count
+
+
+class Remembering(Base):
+    """Gives with each sample the largest index seen before: the same if fetched twice."""
+
+    def __init__(self) -> None:
+        self.largest = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.largest = max(self.largest, index)
+        return index, self.largest
+
+
+class Built(Base):
+    def __init__(self) -> None:
+        self.table = np.random.default_rng().random(N)
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.table[index]
+
+
+class Rounding(Base):
+    """Adds up what as many threads add up as torch has."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, 1 / torch.get_num_threads()
+
+
+class InBulk(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, np.random.rand()
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Broken(Base):
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise ValueError("a torn file")
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(N))
+
+
+class Fixed(DataLoader[Any]):
+    def __init__(self, extra: int) -> None:
+        super().__init__(FakeDataset(extra))
+
+
+class Passing(DataLoader[Any]):
+    def __init__(self, dataset: Any, scale: int = 1, **rest: Any) -> None:
+        self.scale = scale
+        super().__init__(dataset, **rest)
+
+
+def loader(dataset: Any, **arguments: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, **({"batch_size": 4, "shuffle": True, "num_workers": 2} | arguments))
+
+
+def torn(batch: Any) -> Any:
+    raise TypeError("samples of different shapes")
+
+
+def failing() -> Any:
+    raise FileNotFoundError("/data is not mounted")
+
+
+not_callable = 3
+good = lambda: loader(FakeDataset(N), seed=3)
+seeded = lambda: loader(Seeded())
+of_position = lambda: loader(OfPosition())
+unbatched = lambda: loader(FakeDataset(N), batch_size=None)
+dropping = lambda: loader(FakeDataset(N - 1), drop_last=True, batch_size=64, prefetch_factor=3, persistent_workers=True)
+exact = lambda: loader(FakeDataset(N - 1), tail="exact", pin_memory=False, timeout=30)
+subset = lambda: loader(FakeDataset(N), order=Subset(range(3, 30)))
+weighted = lambda: loader(FakeDataset(N), shuffle=None, order=Weighted(range(N)))
+subclass = lambda: Passing(FakeDataset(N), scale=2, batch_size=4, num_workers=1)
+tensors = lambda: loader(torch.utils.data.TensorDataset(torch.arange(N), torch.ones(N, 2)))
+unpicklable = lambda: loader(FakeDataset(N), collate_fn=lambda batch: batch)
+private = lambda: loader(Private())
+kept_numpy = lambda: loader(Kept(np.random.default_rng(1)))
+kept_random = lambda: loader(Kept(random.Random(1)))
+kept_torch = lambda: loader(Kept(torch.Generator()))
+of_module = lambda: loader(OfModule())
+by_worker = lambda: loader(ByWorker())
+by_process = lambda: loader(ByProcess())
+by_thread = lambda: loader(ByThread())
+clock = lambda: loader(Clock())
+identified = lambda: loader(Identified())
+counting = lambda: loader(Counting())
+remembering = lambda: loader(Remembering())
+built = lambda: loader(Built())
+rounding = lambda: loader(Rounding())
+in_bulk = lambda: loader(InBulk())
+broken = lambda: loader(Broken())
+broken_collate = lambda: loader(FakeDataset(N), collate_fn=torn)
+iterable = lambda: DataLoader(Stream())
+torchs = lambda: TorchLoader(range(N))
+sampler = lambda: DataLoader(range(N), sampler=RandomSampler(range(N)))
+batch_sampler = lambda: DataLoader(range(N), batch_sampler=[[1, 2], [3]])
+empty = lambda: DataLoader([], seed=1)
+fixed = lambda: Fixed(N)
+nothing = lambda: None
