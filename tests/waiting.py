@@ -1,6 +1,8 @@
 """Waiting for what happens in the background, with a limit."""
 
 import threading
+import time
+from collections.abc import Callable
 
 LIMIT_S = 20.0
 
@@ -10,3 +12,12 @@ def wait_for_reapers() -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("headrace-"):
             thread.join(LIMIT_S)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Wait until another process has brought a condition about; nothing but looking tells."""
+    deadline = time.monotonic() + limit_s
+    look_again = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {limit_s} s"
+        look_again.wait(0.01)

@@ -6,20 +6,21 @@ import io
 import json
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 from headrace.delivery.reader import Delivered, Observer
-from headrace.errors import StateMismatch
+from headrace.errors import StateMismatch, whole_number
 from headrace.plan import Plan
 from headrace.plan.state import State, mismatch
 from headrace.randomness import Generators, callers_generators_kept
-from headrace.schedule import Schedule, Start
+from headrace.schedule import Schedule
 from headrace.types import PlanTask, StreamStart, Task
 from headrace.work import has_state
 
@@ -32,32 +33,49 @@ class Pass(Observer, ABC):
         conditions: What another pass must have in common with this one to go on from its rank-local state.
     """
 
+    _local_only = True
+    _remedy = "Elsewhere than under a plan a state belongs to one rank, and to one way of cutting its batches."
+
     def __init__(self, schedule: Schedule, **conditions: Any) -> None:
         self._schedule = schedule
         self._conditions = conditions
         self._over = False
+        self._beyond: set[int] = set()
         self._begin()
         schedule.latest = self
 
     def _begin(self) -> None:
-        """Take the start that the schedule has now; refuse one that only another rank can go on from."""
+        """Take the start that the schedule has now.
+
+        Raises:
+            StateMismatch: Only another rank, or a loader with other options, can go on from there.
+        """
         self.start = start = self._schedule.start
-        self.local: dict[str, Any] = _parsed(start)
-        saved = {name: self.local.get(name) for name in self._conditions} if self.local else self._conditions
-        for name, mine in self._conditions.items():
-            if saved[name] != mine:
-                raise mismatch(
-                    name,
-                    saved[name],
-                    mine,
-                    "Such a state is of one rank alone; in_order=True with a seed= has another.",
-                )
+        self.local: dict[str, Any] = {}
+        if start.rank_local:
+            try:
+                self.local = dict(json.loads(start.rank_local))
+                for name, mine in self._conditions.items():
+                    if self.local[name] != mine:
+                        raise mismatch(name, self.local[name], mine, self._remedy)
+                self._beyond = {whole_number("beyond", number) for number in self.local.get("beyond", ())}
+                self._take()
+            except StateMismatch:
+                raise
+            except (KeyError, IndexError, TypeError, ValueError, RuntimeError, UnpicklingError, zlib.error) as error:
+                raise StateMismatch(f'state["rank_local"] was changed by hand, or damaged: {error!r}') from error
+        elif start.samples and self._local_only:
+            raise StateMismatch(
+                'state["rank_local"] is empty: it was changed by hand, or saved by another kind of loader.'
+            )
         self._base = self._schedule.state_at(start.epoch, start.samples, start.rank_local)
         self._count = 0  # batches delivered since
         # Tasks done without a gap, counted from the start, and those done beyond one.
         self._done = 0
-        self._beyond: set[int] = set(self.local.get("beyond", ()))
         self._skipped = sorted(self._beyond)
+
+    def _take(self) -> None:
+        """Take what the state holds for this kind of pass."""
 
     @property
     def resumed(self) -> bool:
@@ -107,6 +125,9 @@ class PlanPass(Pass):
         plan: What is read.
         in_order: Whether batches come in the order of their steps; else a state belongs to this rank alone.
     """
+
+    _local_only = False
+    _remedy = "Where batches came in any order a state belongs to one rank; with in_order=True it does not."
 
     def __init__(self, schedule: Schedule, plan: Plan, in_order: bool) -> None:
         self._plan, self._in_order = plan, in_order
@@ -169,6 +190,9 @@ class SamplerPass(Pass):
         generators: Sequence[torch.Generator],
         length: Callable[[], int],
     ) -> None:
+        self._packed = ""
+        self._behind = 0
+        self._sampler_state: Any = None
         world = schedule.world()
         super().__init__(schedule, rank=world.rank, world_size=world.size, batch_size=schedule.batch_size)
         self._stateful = next((one for one in samplers if has_state(one)), None)
@@ -177,9 +201,14 @@ class SamplerPass(Pass):
         self._length = length
         self._samples = self.start.samples
         self._drawn: dict[int, Any] = {}  # the sampler's state after each batch that is on its way
-        self._behind: int = self.local.get("batches", 0)
-        self._packed: str = self.local.get("generators", "")
         self._began: tuple[Generators, list[torch.Tensor]]
+
+    def _take(self) -> None:
+        self._behind = whole_number("batches", self.local["batches"])
+        self._packed = self.local["generators"]
+        shared, own = _unpacked(self._packed)
+        self._began = Generators(shared), own
+        self._sampler_state = _unpacked(self.local["sampler"]) if "sampler" in self.local else None
 
     @contextmanager
     def as_it_began(self) -> Iterator[None]:
@@ -188,11 +217,11 @@ class SamplerPass(Pass):
             self._began = Generators(), [one.get_state() for one in self._generators]
             yield
             return
-        shared, own = _unpacked(self._packed)
+        shared, own = self._began
         if len(own) != len(self._generators):
             raise mismatch("generators", len(own), len(self._generators), "Give the loader and its sampler the same.")
         with callers_generators_kept():
-            Generators(shared).restore()
+            shared.restore()
             for generator, state in zip(self._generators, own, strict=True):
                 generator.set_state(state)
             if self._epochs is not None and "sampler_epoch" in self.local:
@@ -201,14 +230,14 @@ class SamplerPass(Pass):
 
     def drawn(self, draw: Callable[[], Iterator[Task]]) -> Iterator[Task]:
         """Return what `draw` returns, once the sampler has its state."""
-        if self._stateful is not None and "sampler" in self.local:
-            self._stateful.load_state_dict(_unpacked(self.local["sampler"]))
+        if self._stateful is not None and self._sampler_state is not None:
+            self._stateful.load_state_dict(self._sampler_state)
         return draw()
 
     def rest(self, tasks: Iterator[Task]) -> Iterator[Task]:
         """Yield the tasks that are left of the epoch's."""
         done = frozenset(self._beyond)
-        for _ in range(0 if "sampler" in self.local else self._behind):
+        for _ in range(0 if self._sampler_state is not None else self._behind):
             next(tasks, None)
         if self._stateful is not None:
             tasks = self._noted(tasks)
@@ -270,17 +299,26 @@ class StreamPass(Pass):
     """
 
     def __init__(self, schedule: Schedule, workers: int) -> None:
+        self.starts = [StreamStart()] * max(workers, 1)
+        self.first_worker = 0
+        self.base_seed: int | None = None
         world = schedule.world()
         super().__init__(
             schedule, rank=world.rank, world_size=world.size, batch_size=schedule.batch_size, num_workers=workers
         )
         self._samples = self.start.samples
-        starts = self.local.get("starts") or [(0, 0, "")] * max(workers, 1)
-        self.starts = [StreamStart(batches, read, _unpacked(state)) for batches, read, state in starts]
-        self.first_worker: int = self.local.get("next_worker", 0)
-        self.base_seed: int | None = self.local.get("base_seed")
         self._reached_by = list(self.starts)
         self._next = self.first_worker
+
+    def _take(self) -> None:
+        self.starts = [
+            StreamStart(whole_number("batches", batches), whole_number("read", read), _unpacked(own) if own else None)
+            for batches, read, own in self.local["starts"]
+        ]
+        last = len(self.starts) - 1
+        self.first_worker = whole_number("next_worker", self.local["next_worker"], high=last)
+        if self.local["base_seed"] is not None:
+            self.base_seed = whole_number("base_seed", self.local["base_seed"])
 
     def delivering(self, delivered: Delivered) -> None:
         """Count a batch of a worker's."""
@@ -307,18 +345,6 @@ def _has_epoch(one: Any) -> bool:
     return callable(getattr(one, "set_epoch", None)) and isinstance(getattr(one, "epoch", None), int)
 
 
-def _parsed(start: Start) -> dict[str, Any]:
-    if not start.rank_local:
-        return {}
-    try:
-        local = json.loads(start.rank_local)
-    except ValueError:
-        local = None
-    if not isinstance(local, Mapping):
-        raise StateMismatch(f'state["rank_local"] is {start.rank_local[:60]!r}, not what state_dict() put there.')
-    return dict(local)
-
-
 def _packed(value: Any) -> str:
     """Return a value as text, whatever `torch.load(weights_only=True)` can read back."""
     buffer = io.BytesIO()
@@ -327,6 +353,4 @@ def _packed(value: Any) -> str:
 
 
 def _unpacked(text: str) -> Any:
-    if not text:
-        return None
     return torch.load(io.BytesIO(zlib.decompress(base64.b85decode(text))), weights_only=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from headrace import DataLoader
+from headrace.testing import FakeDataset
 from launch import run_ranks
 
 JOBS = Path(__file__).parent / "jobs"
@@ -54,3 +56,28 @@ def test_accelerate(tmp_path: Path, size: int) -> None:
     # A sampler of the user's is Accelerate's to split, as with torch's loader.
     assert sorted({index for rank in ranks for index in rank["split"]}) == list(range(23))
     assert all(len(rank["split"]) < 23 for rank in ranks)
+
+
+def test_lightning_trainer_goes_on_from_any_step(tmp_path: Path) -> None:
+    (outcomes,) = run_ranks(JOBS / "trainer_resume.py", 1, tmp_path)
+    assert outcomes == [[True, True, True]] * 6, "stopped there; the same batches; the same parameters"
+
+
+def test_fabric_and_accelerate_save_and_load_the_loader(tmp_path: Path) -> None:
+    (outcomes,) = run_ranks(JOBS / "fabric_resume.py", 1, tmp_path)
+    assert outcomes == dict.fromkeys(outcomes, True)
+
+
+def test_distributed_checkpoints_go_on_in_any_world(tmp_path: Path) -> None:
+    saved = run_ranks(JOBS / "checkpointed.py", 2, tmp_path, "save")
+    assert {str(rank["state"]) for rank in saved} == {str(saved[0]["state"])}
+    loader = DataLoader(FakeDataset(101), batch_size=8, shuffle=True, seed=0)
+    loader.set_epoch(2)
+    whole = sorted(
+        list(row) for batch in loader for row in zip(*(part.tolist() for part in batch.values()), strict=True)
+    )
+    for size in (1, 3, 4):
+        ranks = run_ranks(JOBS / "checkpointed.py", size, tmp_path, "load")
+        assert sorted(row for rank in saved + ranks for row in rank["rows"]) == whole
+        assert {rank["state"]["epoch"] for rank in ranks} == {3}
+        assert all(rank["weights"] == [1, 1, 1] for rank in ranks)

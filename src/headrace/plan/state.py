@@ -1,7 +1,7 @@
 """What a loader needs to go on where another stopped: a few integers and strings."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import StateMismatch, whole_number
@@ -39,7 +39,7 @@ class State:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a new dictionary of integers and strings, always under the same keys."""
-        return asdict(self)
+        return dict(vars(self))  # asdict() takes ten times as long
 
     @classmethod
     def read(cls, given: object) -> "State":
