@@ -84,6 +84,13 @@ def test_ranks_of_unequal_shares_go_on_to_the_next_epoch() -> None:
     assert "41 cells, one digest" in text
 
 
+def test_warnings_come_once_and_only_those_that_the_loader_gives() -> None:
+    text = verify("good", "--executors", "thread", "--workers", "4")
+    warned = [line for line in text.splitlines() if line.startswith("warned")]
+    assert len(warned) == 1
+    assert "draws from the global generator" in warned[0]
+
+
 def test_only_the_first_samples_of_each_epoch() -> None:
     text = verify("good", *FEW, "--epochs", "2", "--samples", "17")
     assert text.startswith("17 of 40 samples of 2 epochs each, in batches of 1")
@@ -181,6 +188,7 @@ REFUSED = {
     "nothing": "returned a builtins.NoneType: expected a headrace.DataLoader",
     "empty": "An empty dataset has no order",
     "fixed": "Fixed does not take",
+    "forgetting": "Forgetting does not keep its argument root",
     "failing": "the factory raised FileNotFoundError: /data is not mounted",
     "absent": "verify_factories has no absent",
     "not_callable": "is a int: expected a function",

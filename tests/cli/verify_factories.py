@@ -1,5 +1,6 @@
 """Loaders to be verified: good ones, and ones whose samples depend on more than their position."""
 
+import logging
 import os
 import random
 import threading
@@ -89,6 +90,7 @@ class Counting(Base):
         self.count = 0
 
     def __getitem__(self, index: int) -> Any:
+        logging.makeLogRecord({})  # reads the clock, which is no concern of the sample's
         self.count += 1
         return index, self.count
 
@@ -150,6 +152,11 @@ class Passing(DataLoader[Any]):
         super().__init__(dataset, **rest)
 
 
+class Forgetting(DataLoader[Any]):
+    def __init__(self, root: str, dataset: Any, **rest: Any) -> None:
+        super().__init__(dataset, **rest)
+
+
 def loader(dataset: Any, **arguments: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **({"batch_size": 4, "shuffle": True, "num_workers": 2} | arguments))
 
@@ -197,4 +204,5 @@ sampler = lambda: DataLoader(range(N), sampler=RandomSampler(range(N)))
 batch_sampler = lambda: DataLoader(range(N), batch_sampler=[[1, 2], [3]])
 empty = lambda: DataLoader([], seed=1)
 fixed = lambda: Fixed(N)
+forgetting = lambda: Forgetting("/data", range(N))
 nothing = lambda: None

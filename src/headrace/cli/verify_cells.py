@@ -31,6 +31,7 @@ _FEWEST_STEPS = 16
 """Batches are cut so small that an epoch has so many, if it has the samples: enough to keep four workers busy."""
 
 _KILLED_S = 10.0
+_OUR_OWN = "This DataLoader will create"
 _UNPICKLABLE = "headrace: the dataset, collate_fn and worker_init_fn must be picklable"
 
 Digests = dict[tuple[int, int], SampleDigest]
@@ -366,7 +367,10 @@ def _worded(error: BaseException) -> str:
 
 @contextmanager
 def warnings_gathered() -> Iterator[dict[str, int]]:
-    """Gather the texts of warnings, and how often each came, instead of showing them."""
+    """Gather the texts of warnings, and how often each came, instead of showing them.
+
+    Left out is torch's about more workers than CPUs: the cells ask for them, not the user.
+    """
     counted: dict[str, int] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -374,4 +378,6 @@ def warnings_gathered() -> Iterator[dict[str, int]]:
             yield counted
         finally:
             for one in caught:
+                if str(one.message).startswith(_OUR_OWN):
+                    continue
                 counted[str(one.message)] = counted.get(str(one.message), 0) + 1
