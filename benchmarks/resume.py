@@ -69,8 +69,9 @@ def per_step(make: Callable[..., Any], workers: int, take: bool, **options: Any)
 
 
 def our_states(workers: int) -> tuple[float, ...]:
-    """Return what a state at each step costs, in microseconds: the call is all there is, the steps know nothing of it."""
-    made = DataLoader(range(BATCH_SIZE * STEPS), batch_size=BATCH_SIZE, num_workers=workers, collate_fn=first, seed=1)  # type: ignore[arg-type]
+    """Return what a state at each step costs, in microseconds: the call is all there is, steps know nothing of it."""
+    numbers: Any = range(BATCH_SIZE * STEPS)
+    made = DataLoader(numbers, batch_size=BATCH_SIZE, num_workers=workers, collate_fn=first, seed=1)
     spent = 0.0
     for _ in made:
         start = time.perf_counter()

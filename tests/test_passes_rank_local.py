@@ -2,6 +2,7 @@
 
 import json
 import random
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import headrace
 from headrace import Balanced, DataLoader, StateMismatch, Subset, World
@@ -394,6 +396,15 @@ def test_a_state_of_batches_in_any_order_belongs_to_its_rank() -> None:
         other.load_state_dict(loader.state_dict())
         with pytest.raises(StateMismatch, match=text):
             iter(other)
+
+
+def test_datapipes_have_no_place_to_go_on_from() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has deprecated them
+        loader = DataLoader(IterableWrapper(range(5)))
+    state = loader.state_dict()
+    with pytest.raises(StateMismatch, match="keeps no place"):
+        loader.load_state_dict(state)
 
 
 RANK_LOCAL = {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from headrace import world
 from headrace.errors import StateMismatch, whole_number
@@ -90,6 +91,8 @@ class Schedule:
     @property
     def mode(self) -> str:
         """What decides on the samples, as `State` names it."""
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            return "datapipe"
         if self.order is None:
             return "sampler" if self.sampler else "stream"
         return "plan" if self.planned() else "parity"
@@ -222,6 +225,8 @@ class Schedule:
             if fresh.mode == "plan":
                 fix = "A state that goes on in any world comes from a loader under a plan: pass seed= where you save."
             raise mismatch("mode", state.mode, fresh.mode, fix)
+        if state.mode == "datapipe":
+            raise StateMismatch("a loader over datapipes keeps no place in them: use a Dataset or IterableDataset.")
         length = _length(self.dataset)
         if state.length != length:
             raise mismatch("len(dataset)", state.length, length, "Every epoch's order is a function of the length.")

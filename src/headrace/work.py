@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from headrace.fetch import Fetcher
-from headrace.gather import NOT_GATHERED, Allocate, gather, no_memory, rows_of
+from headrace.gather import NOT_GATHERED, Allocate, gather, knows, no_memory, rows_of
 from headrace.plan.keys import batch_seeds, generator_seeds, key
 from headrace.plan.plan import Plan
 from headrace.randomness import (
@@ -139,7 +139,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         work = self.work
-        self._gathers = work.stacks and work.batched and not is_iterable(work.dataset)
+        self._gathers = work.stacks and work.batched and knows(work.dataset) and not is_iterable(work.dataset)
         self._fetcher = Fetcher(
             work.dataset, work.batched, work.keyed, work.fetch_threads, work.in_threads, self.remark
         )

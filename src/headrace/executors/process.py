@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing import process as processes_of_python
@@ -412,8 +412,8 @@ def _worker_main(
         ring = Ring(descriptors)
         writer = SlotWriter(ring)
         if work.collate_fn is default_collate:
-            stack = slot_collate(writer, as_torch=not work.keyed)
-            work = replace(work, collate_fn=stack, allocate=writer.empty)
+            # Changed in place: the work is this process's own, and what runs only here costs pages of its own.
+            work.collate_fn, work.allocate = slot_collate(writer, as_torch=not work.keyed), writer.empty
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
         refusal: Failure | None = None

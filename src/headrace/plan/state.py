@@ -17,8 +17,8 @@ class State:
 
     Attributes:
         version: Of this format.
-        mode: What decides on the samples: "plan", "parity" (torch's own samplers), "sampler" (the user's) or "stream"
-            (an iterable dataset).
+        mode: What decides on the samples: "plan", "parity" (torch's own samplers), "sampler" (the user's), "stream"
+            (an iterable dataset) or "datapipe" (whose place nobody knows).
         seed: The plan's, or a keyed stream's; 0 where there is none.
         length: Samples in the dataset; -1 where nobody knows.
         order: The order and its parameters in words, or the sampler's type.
