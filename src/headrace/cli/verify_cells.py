@@ -31,6 +31,8 @@ _FEWEST_STEPS = 16
 """Batches are cut so small that an epoch has so many, if it has the samples: enough to keep four workers busy."""
 
 _KILLED_S = 10.0
+"""How long a killed worker may take to be gone."""
+
 _OUR_OWN = "This DataLoader will create"
 _UNPICKLABLE = "headrace: the dataset, collate_fn and worker_init_fn must be picklable"
 
@@ -349,6 +351,8 @@ def _ended(readers: list[Any]) -> Iterator[list[Any]]:
 def _kill(process: Any) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.join(_KILLED_S)
+    if process.exitcode is None:
+        raise CellFailed(f"worker {process.pid} still lives {_KILLED_S:.0f} s after it was killed")
 
 
 def _parameters(kind: type) -> Mapping[str, inspect.Parameter]:
