@@ -327,6 +327,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if promised is not None:
             observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
         link = self._link(-1, 0)
+        ahead = None if link is None else accelerate.OneAhead(link, observers)
+        observers = observers if ahead is None else [ahead]
         reader = self._iterator if persistent else None
         if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
             reader.restart(self._tasks(), observers)
@@ -337,7 +339,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if not executor.prefetches:
                 pool.open_stream(self._streams, self._schedule.epoch)
             reader = self._reader(executor, pool, tasks, link, persistent, observers, reading.first_worker)
-        return accelerate.OneAhead(reader, link) if link is not None else reader
+        if ahead is None:
+            return reader
+        ahead.reader = reader
+        return ahead
 
     def _reader(
         self,

@@ -7,7 +7,7 @@ iterated, mark the last batch, say how many samples of that are no pads, and put
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.delivery.reader import Delivered, Observer
@@ -63,33 +63,53 @@ class AccelerateLink(Observer):
         return self._send(batch, self._device)
 
 
-class OneAhead(Iterator[Any]):
-    """Holds one batch back, to know the last of a stream whose length nobody knows.
+class OneAhead(Iterator[Any], Observer):
+    """Holds one batch back, to know the last of a stream whose length nobody knows; and what is told of it.
 
-    It tells the link itself, since the reader is at its end a batch before the user is.
+    It tells the link and the observers itself, since the reader is at its end a batch before the user is.
+
+    Args:
+        link: Accelerate's books.
+        observers: Told of a batch when the user gets it.
     """
 
-    def __init__(self, reader: Iterator[Any], link: AccelerateLink) -> None:
-        self._reader, self._link = reader, link
+    reader: Iterator[Any]
+
+    def __init__(self, link: AccelerateLink, observers: Sequence[Observer]) -> None:
+        self._link, self._observers = link, observers
         self._held: list[Any] = []
+        self._told: list[Delivered] = []
+
+    def delivering(self, delivered: Delivered) -> None:
+        """Keep what the reader tells."""
+        self._told.append(delivered)
 
     def __next__(self) -> Any:
         last = False
         while len(self._held) < 2 and not last:
             try:
-                self._held.append(next(self._reader))
+                self._held.append(next(self.reader))
             except StopIteration:
                 last = True
         if not self._held:
-            self._link.ended(finished=True)
+            self._end(finished=True)
             raise StopIteration
         self._link.announce()
         if last:
             self._link.last()
-        return self._held.pop(0)
+        batch = self._held.pop(0)
+        while len(self._told) > len(self._held):  # of the batch, and of errors that were raised in others' places
+            for observer in self._observers:
+                observer.delivering(self._told[0])
+            del self._told[0]
+        return batch
+
+    def _end(self, finished: bool) -> None:
+        for observer in (self._link, *self._observers):
+            observer.ended(finished)
 
     def __del__(self) -> None:
-        self._link.ended(finished=False)
+        self._end(finished=False)
 
 
 def in_use() -> bool:

@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from lightning.fabric import Fabric
 
@@ -44,4 +45,22 @@ accelerator.save_state(f"{sys.argv[1]}/accelerate")
 rest = rows(reader)
 accelerator.load_state(f"{sys.argv[1]}/accelerate")
 outcomes["accelerate"] = rows(third) == rest
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Any:
+        return iter(torch.arange(14))
+
+
+# Under Accelerate a stream is read a batch ahead; the state is the user's place all the same.
+stream = accelerator.prepare(DataLoader(Stream(), batch_size=4, distributed=True))
+reader = iter(stream)
+got = next(reader).tolist()
+state = stream.state_dict()
+stream.load_state_dict(state)
+outcomes["accelerate, a stream"] = (got, [batch.tolist() for batch in stream]) == (
+    [0, 1, 2, 3],
+    [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13]],
+)
+outcomes["accelerate, its end"] = stream.state_dict()["epoch"] == 1
 report(sys.argv[1], 0, outcomes)

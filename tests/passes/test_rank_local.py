@@ -283,6 +283,18 @@ def test_a_dataset_with_a_state_is_not_read_again() -> None:
     assert (first[0].tolist(), first[2].tolist()) == ([4, 5, 6, 7], [1, 2, 3, 4])
 
 
+def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_taken() -> None:
+    class Odd(Counting):
+        def state_dict(self) -> dict[str, Any]:
+            return {"next": self.next, "history": {1, LENGTH}, "self": self}
+
+    loader = DataLoader(Numbers(), batch_size=4, sampler=Odd())
+    reader = iter(loader)
+    next(reader)
+    with pytest.raises(TypeError, match=r"Odd\.state_dict\(\) returned what torch\.load\(weights_only=True\)"):
+        loader.state_dict()
+
+
 def test_a_dealt_stream_goes_on_where_it_was() -> None:
     for tail in ("pad", "drop", "exact"):
         for rank in range(3):

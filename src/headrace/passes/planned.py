@@ -1,0 +1,63 @@
+"""Passes over a plan."""
+
+from collections.abc import Iterator
+
+from headrace.delivery.reader import Delivered
+from headrace.passes.base import Pass
+from headrace.plan import Plan
+from headrace.plan.state import State
+from headrace.schedule import Schedule
+from headrace.types import PlanTask, Task
+
+
+class PlanPass(Pass):
+    """A pass over a plan.
+
+    Args:
+        schedule: Whose epoch is read.
+        plan: What is read.
+        in_order: Whether batches come in the order of their steps; else a state belongs to this rank alone.
+    """
+
+    _local_only = False
+    _remedy = "Where batches came in any order a state belongs to one rank; with in_order=True it does not."
+
+    def __init__(self, schedule: Schedule, plan: Plan, in_order: bool) -> None:
+        self._plan, self._in_order = plan, in_order
+        super().__init__(schedule, rank=plan.world.rank, world_size=plan.world.size, batch_size=plan.batch_size)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.steps = self._plan.steps(self.start.samples)
+
+    def tasks(self) -> Iterator[Task]:
+        """Yield the plan's tasks for the rest of the epoch."""
+        epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._beyond)
+        return (PlanTask(epoch, step, cursor) for step in range(self.steps) if step not in done)
+
+    def revised(self) -> Iterator[Task] | None:
+        """Return other tasks if the epoch was set between `iter()` and the first batch, as Lightning does."""
+        if self.start is self._schedule.start:
+            return None
+        self._begin()
+        return self.tasks()
+
+    def delivering(self, delivered: Delivered) -> None:
+        """Advance the epoch with its last batch: who stops there has finished it."""
+        super().delivering(delivered)
+        if self._done == self.steps:
+            self._schedule.finish(self.start)
+
+    def ended(self, finished: bool) -> None:
+        """Advance the epoch, or note that it was broken off."""
+        super().ended(finished)
+        if not finished and self._count:
+            self._schedule.abandon(self.start, f"{self._count} of {self.steps} batches")
+
+    def _reached(self) -> State:
+        cursor = self._plan.cursor_after(self._done - 1, self.start.samples) if self._done else self.start.samples
+        if cursor == self._plan.samples:
+            return self._at(1, 0)
+        if self._in_order:
+            return self._at(0, cursor)
+        return self._at(0, cursor, beyond=sorted(step - self._done for step in self._beyond))

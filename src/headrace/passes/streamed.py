@@ -1,0 +1,74 @@
+"""Passes over an iterable dataset."""
+
+from headrace.delivery.reader import Delivered
+from headrace.errors import whole_number
+from headrace.interrupts import InterruptsHeld
+from headrace.passes.base import Pass, packed, unpacked
+from headrace.plan.state import State
+from headrace.schedule import Schedule
+from headrace.types import StreamStart
+
+
+class StreamPass(Pass):
+    """A pass over an iterable dataset, of which each worker reads a copy.
+
+    Its state belongs to this rank and as many workers. A dataset that has `state_dict` and `load_state_dict` is asked
+    for its state after each batch; any other is read again from its beginning, and what was delivered is thrown away.
+
+    Args:
+        schedule: Whose epoch is read.
+        workers: How many copies there are.
+
+    Attributes:
+        starts: Where each worker begins.
+        first_worker: Whose turn it is.
+        base_seed: Torch's seed of the workers, if they have one.
+    """
+
+    def __init__(self, schedule: Schedule, workers: int) -> None:
+        self.starts = [StreamStart()] * max(workers, 1)
+        self.first_worker = 0
+        self.base_seed: int | None = None
+        world = schedule.world()
+        super().__init__(
+            schedule, rank=world.rank, world_size=world.size, batch_size=schedule.batch_size, num_workers=workers
+        )
+        self._samples = self.start.samples
+        self._reached_by = list(self.starts)
+        self._next = self.first_worker
+
+    def _take(self) -> None:
+        self.starts = [
+            StreamStart(whole_number("batches", batches), whole_number("read", read), unpacked(own) if own else None)
+            for batches, read, own in self.local["starts"]
+        ]
+        last = len(self.starts) - 1
+        self.first_worker = whole_number("next_worker", self.local["next_worker"], high=last)
+        if self.local["base_seed"] is not None:
+            self.base_seed = whole_number("base_seed", self.local["base_seed"])
+
+    def delivering(self, delivered: Delivered) -> None:
+        """Count a batch of a worker's, once, even if the count was interrupted and comes again."""
+        if delivered.nth <= self._count:
+            return
+        with InterruptsHeld():
+            self._samples += delivered.samples
+            before = self._reached_by[delivered.worker]
+            self._reached_by[delivered.worker] = StreamStart(
+                before.batches + 1, before.read + delivered.samples, delivered.resume
+            )
+            self._next = delivered.worker + 1
+            super().delivering(delivered)
+
+    def ended(self, finished: bool) -> None:
+        """Advance the epoch, or, where its randomness is keyed by it, note that it was broken off."""
+        super().ended(finished)
+        if not finished and self._count and self._schedule.keys_stream():
+            self._schedule.abandon(self.start, f"{self._count} batches")
+
+    def _reached(self) -> State:
+        starts = [
+            (one.batches, one.read, "" if one.state is None else packed(one.state, self._schedule.dataset))
+            for one in self._reached_by
+        ]
+        return self._at(0, self._samples, starts=starts, next_worker=self._next % len(starts), base_seed=self.base_seed)
