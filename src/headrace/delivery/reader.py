@@ -14,8 +14,8 @@ from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
 from headrace.interrupts import InterruptsHeld
 from headrace.telemetry.stats import Meter
-from headrace.types import Task
-from headrace.work import STREAM_END, Portion
+from headrace.types import Remark, Task
+from headrace.work import STREAM_END, Portion, Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
@@ -96,6 +96,7 @@ class Reader(Iterator[Any]):
         self._observers = observers
         self._delivered = 0
         self._last = 0.0
+        self._held: tuple[Any, int, list[Remark]] | None = None
         self._prefetch(tasks)
 
     def _prefetch(self, tasks: Iterator[Task]) -> None:
@@ -133,6 +134,9 @@ class Reader(Iterator[Any]):
             if tasks is not None:
                 self._prefetch(tasks)
         try:
+            if self._held is not None:
+                held, self._held = self._held, None
+                return self._hand_over(*held)
             return self._await() if self._direct is None else self._compute(self._direct)
         finally:
             meter, now = self._meter, perf_counter()
@@ -140,19 +144,18 @@ class Reader(Iterator[Any]):
             meter.elapsed_s += now - (self._last or started)
             self._last = now
 
-    def _compute(self, direct: Callable[[Task], Any]) -> Any:
+    def _compute(self, direct: Worker) -> Any:
         """Compute the next batch in the caller's thread, with as little around it as can be."""
         for task in self._tasks:  # faster than next()
             try:
-                outcome = direct(task)
+                outcome = direct.run_inline(task)
             except BaseException:
                 self._tell_observers()
+                self._heed(direct.remarks)
                 raise
             if outcome is STREAM_END:
                 break
-            if self._observers:
-                self._tell_observers()
-            return self._transformed(outcome, self._size(task))
+            return self._hand_over(outcome, self._size(task), direct.remarks)
         self._finish()
 
     def _await(self) -> Any:
@@ -168,19 +171,28 @@ class Reader(Iterator[Any]):
             except BaseException:
                 self._submit_next()
                 self._tell_observers()
+                self._heed(future.remarks)
                 raise
             if outcome is not STREAM_END:
                 self._submit_next()
-                self._tell_observers()
                 self._meter.received_bytes += future.size_bytes
-                return self._transformed(outcome, future.samples)
+                return self._hand_over(outcome, future.samples, future.remarks)
             if future.worker in self._streams:
                 self._streams.remove(future.worker)
                 self._submit_next()
+            self._heed(future.remarks)
         raise StopIteration
 
-    def _transformed(self, outcome: Any, samples: int) -> Any:
-        """Count a batch, and return it as the user gets it."""
+    def _hand_over(self, outcome: Any, samples: int, remarks: list[Remark]) -> Any:
+        """Count a batch, and return it as the user gets it, once what came with it is said."""
+        if remarks:
+            try:
+                self._heed(remarks)
+            except BaseException:  # a filter makes a warning an error: the next call gets the batch
+                self._held = outcome, samples, list(remarks)
+                raise
+        if self._observers:
+            self._tell_observers()
         if type(outcome) is Portion:
             samples, outcome = outcome.samples, outcome.batch
         meter = self._meter
@@ -189,6 +201,15 @@ class Reader(Iterator[Any]):
         for transform in self._delivery.transforms:
             outcome = transform(outcome)
         return outcome
+
+    def _heed(self, remarks: list[Remark]) -> None:
+        """Pass on what a worker has to say, each remark once."""
+        while remarks:
+            remark = remarks.pop(0)
+            if isinstance(remark, str):
+                warnings.warn(remark, stacklevel=6)
+            else:
+                self._meter.record(remark)
 
     def _finish(self) -> NoReturn:
         self._end(finished=True)
