@@ -89,7 +89,7 @@ class Fetcher:
             samples: Sequence[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
             note(error, f"while fetching samples {reprlib.repr(indices)}{_position(keys, 0, step)}")
-            if not self._replaces(error) or getattr(type(self._dataset), "__getitem__", None) in _NO_GETITEM:
+            if not self._replaces(error) or not fetches_singly(self._dataset):
                 raise
             here.anew()
             return self._one_by_one(indices, keys, seeded, step)  # only so it shows which sample is the broken one
@@ -137,7 +137,7 @@ class Fetcher:
                         continue
                     replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
                     return sample
-                note(error, f"{len(substitutes)} substitutes failed too: samples {', '.join(map(str, substitutes))}")
+                note(error, f"{len(substitutes)} substitutes failed too: samples {substitutes}")
                 raise
 
         return fetch
@@ -204,10 +204,6 @@ def drawing_remark(moved: Sequence[str], option: str, outcome: str) -> str:
     )
 
 
-_NO_GETITEM = (None, Dataset.__getitem__)
-"""What a dataset's type has that gives no single samples; torch's own only raises."""
-
-
 def _position(keys: Keys, place: int, step: int | None) -> str:
     """Word where a sample stands, if there is a plan."""
     return "" if step is None else f", position {keys.numbers[place]} of epoch {keys.epoch}, step {step}"
@@ -232,3 +228,14 @@ def fetches_in_bulk(dataset: Any) -> bool:
         parts = dataset.datasets
         return any(fetches_in_bulk(part) for part in (parts.values() if isinstance(parts, dict) else parts))
     return bool(getattr(dataset, "__getitems__", None))
+
+
+def fetches_singly(dataset: Any) -> bool:
+    """Tell whether a dataset has a `__getitem__` of its own, looking through torch's wrappers; torch's only raises."""
+    single = getattr(type(dataset), "__getitem__", None)
+    if single is Subset.__getitem__:
+        return fetches_singly(dataset.dataset)
+    if single is StackDataset.__getitem__:
+        parts = dataset.datasets
+        return all(map(fetches_singly, parts.values() if isinstance(parts, dict) else parts))
+    return single not in (None, Dataset.__getitem__)

@@ -78,8 +78,7 @@ def _check_on_error(on_error: object, dataset: Any, own_sampler: bool) -> None:
     if on_error == "raise":
         return
     if is_iterable(dataset) or isinstance(dataset, MapDataPipe):
-        kind = type(dataset).__name__
-        fix = f"A {kind} has no positions to draw a substitute for; catch the error where it reads."
+        fix = "It has no positions to draw a substitute for; catch the error where it reads."
         bad_value("on_error", on_error, '"raise" with an iterable dataset or a datapipe', fix)
     if own_sampler:
         fix = "What it draws has no positions to draw a substitute for; leave the sampler out, or pass order=."

@@ -15,7 +15,7 @@ MAX_SEED = 2**64 - 1
 SUBSTITUTES = 8
 """How many other samples are tried in the place of one that cannot be fetched."""
 
-_SUBSTITUTE_DRAWS = 64
+_SUBSTITUTE_DRAWS = 128
 """How many positions are drawn to find them: enough where few samples are left, or one is drawn again and again."""
 
 _EPOCHS_KEPT = 2
