@@ -264,8 +264,11 @@ def test_what_is_no_fault_of_the_sample_is_raised(kind: type[BaseException], opt
         if len(broken) > 1:  # the sample can be replaced; its substitute cannot
             dataset.broken[1] = ValueError
         reader = iter(DataLoader(dataset, 2, seed=3, on_error="replace", **options))
-        with pytest.raises(kind):
+        with pytest.raises(kind) as caught:
             next(reader)
+        if kind is MemoryError:
+            substitute = "as a substitute" if len(broken) > 1 else "position 1 of"
+            assert substitute in caught.value.__notes__[0]
 
 
 def test_a_substitute_is_read_from_the_same_order() -> None:
@@ -309,3 +312,30 @@ def test_where_there_are_no_single_samples_a_bulk_error_is_raised(
     with pytest.raises(OSError, match="no such shard") as caught:
         next(iter(DataLoader(dataset, 4, seed=0, on_error="replace")))
     assert caught.value.__notes__ == ["headrace: while fetching samples [0, 1, 2, 3], position 0 of epoch 0, step 0"]
+
+
+class LateError(Dataset[int]):
+    """Sample 0 fails for want of memory, but only after sample 1 has been replaced."""
+
+    def __init__(self) -> None:
+        self.replaced = threading.Event()
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            self.replaced.wait(LIMIT_S)
+            raise MemoryError
+        if index == 1:
+            raise ValueError(index)
+        self.replaced.set()
+        return index
+
+
+def test_nothing_is_said_of_samples_behind_an_error() -> None:
+    """One at a time, they would not have been fetched."""
+    loader = DataLoader(LateError(), 2, seed=0, fetch_threads=2, on_error="replace")
+    with pytest.raises(MemoryError):
+        next(iter(loader))
+    assert loader.stats().replaced == 0

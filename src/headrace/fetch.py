@@ -4,7 +4,7 @@ import reprlib
 import textwrap
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,9 +15,6 @@ from headrace.errors import note
 from headrace.plan.keys import sample_seeds
 from headrace.randomness import Generators, Keys, here, seed_from_words, wait_for_all
 from headrace.types import Remark, Replaced
-
-Fetch = Callable[[int, Any], Any]
-"""Fetches one sample, given its place in the batch and its index."""
 
 Substitutes = Callable[[int, int], Sequence[int]]
 """Tells which indices to try, given the epoch and the position of a sample that cannot be fetched."""
@@ -73,13 +70,12 @@ class Fetcher:
         here.keys, here.place = keys, 0
         if self._in_bulk:
             return self._bulk(indices, keys, seeded, step)
-        if self._threads > 1:
-            indices = list(indices)
-            # Where generators are shared a batch is seeded only after it was seen to draw: then one by one.
-            if len(indices) > 1 and not (self._shared and seeded):
-                samples = self._several(indices, keys, step)
-                if samples is not None:
-                    return samples
+        indices = list(indices)
+        # Where generators are shared a batch is seeded only after it was seen to draw: then one by one.
+        if self._threads > 1 and len(indices) > 1 and not (self._shared and seeded):
+            samples = self._several(indices, keys, step)
+            if samples is not None:
+                return samples
         return self._one_by_one(indices, keys, seeded, step)
 
     def _bulk(self, indices: Any, keys: Keys, seeded: bool, step: int | None) -> Sequence[Any]:
@@ -92,55 +88,70 @@ class Fetcher:
             if not self._replaces(error) or not fetches_singly(self._dataset):
                 raise
             here.anew()
-            return self._one_by_one(indices, keys, seeded, step)  # only so it shows which sample is the broken one
+            return self._one_by_one(
+                list(indices), keys, seeded, step
+            )  # only so it shows which sample is the broken one
         return samples
 
-    def _one_by_one(self, indices: Any, keys: Keys, seeded: bool, step: int | None) -> list[Any]:
+    def _one_by_one(self, indices: list[Any], keys: Keys, seeded: bool, step: int | None) -> list[Any]:
+        samples: list[Any] = [None] * len(indices)
         replaced: dict[int, Replaced] = {}
-        fetch = self._one(keys, seeded, step, replaced)
         try:
-            if not seeded:
-                return [fetch(place, index) for place, index in enumerate(indices)]
-            samples = []
-            indices = list(indices)
-            for place, words in enumerate(_seeds(keys, len(indices))):
-                seed_from_words(words)
-                samples.append(fetch(place, indices[place]))
-            return samples
+            self._fill(samples, range(len(indices)), indices, keys, seeded, step, replaced)
         finally:
-            self._remarks.extend(replaced.values())
+            if replaced:
+                self._remarks.extend(replaced.values())
+        return samples
 
-    def _one(self, keys: Keys, seeded: bool, step: int | None, replaced: dict[int, Replaced]) -> Fetch:
-        """Return what fetches a sample; in `replaced` it notes, by place, those that it replaced."""
-        dataset = self._dataset
-
-        def fetch(place: int, index: Any) -> Any:
-            here.place = place
+    def _fill(
+        self,
+        samples: list[Any],
+        places: Iterable[int],
+        indices: list[Any],
+        keys: Keys,
+        seeded: bool,
+        step: int | None,
+        replaced: dict[int, Replaced],
+    ) -> None:
+        """Fetch the samples at some places of a batch; note in `replaced`, by place, those that others stand for."""
+        dataset, state = self._dataset, here
+        seeds = _seeds(keys, len(indices)) if seeded else None
+        for place in places:
+            if seeds is not None:
+                seed_from_words(seeds[place])
+            state.place = place
             try:
-                return dataset[index]
+                samples[place] = dataset[indices[place]]
             except Exception as error:
+                index = indices[place]
                 note(error, f"while fetching sample {index!r}{_position(keys, place, step)}")
-                if self._substitutes is None or step is None or not self._replaces(error):
+                if step is None or not self._replaces(error):
                     raise
+                instead = self._instead(error, keys, place, seeded)
+                if instead is None:
+                    raise
+                substitute, samples[place] = instead
                 position = keys.numbers[place]
-                substitutes = self._substitutes(keys.epoch, position)
-                for substitute in substitutes:
-                    # It takes the place with all that belongs to it: the random numbers are those of the position.
-                    here.anew()
-                    if seeded:
-                        seed_from_words(_seeds(Keys(keys.seed, keys.epoch, [position]), 1)[0])
-                    try:
-                        sample = dataset[substitute]
-                    except Exception as another:
-                        if not self._replaces(another):
-                            raise
-                        continue
-                    replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
-                    return sample
-                note(error, f"{len(substitutes)} substitutes failed too: samples {substitutes}")
-                raise
+                replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
 
-        return fetch
+    def _instead(self, error: Exception, keys: Keys, place: int, seeded: bool) -> tuple[int, Any] | None:
+        """Return the index and the sample that take a broken one's place; None, and a note, if there is none."""
+        assert self._substitutes is not None
+        position = keys.numbers[place]
+        substitutes = self._substitutes(keys.epoch, position)
+        for substitute in substitutes:
+            # It takes the place with all that belongs to it: the random numbers are those of the position.
+            here.anew()
+            if seeded:
+                seed_from_words(_seeds(keys._replace(numbers=[position]), 1)[0])
+            try:
+                return substitute, self._dataset[substitute]
+            except Exception as another:
+                if not self._replaces(another):
+                    note(another, f"while fetching sample {substitute} as a substitute")
+                    raise
+        note(error, f"{len(substitutes)} substitutes failed too: samples {substitutes}")
+        return None
 
     def _replaces(self, error: Exception) -> bool:
         """Tell whether an error is the sample's, and to be replaced; out of memory is the machine's."""
@@ -153,20 +164,21 @@ class Fetcher:
         errors: dict[int, BaseException] = {}
         replaced: dict[int, Replaced] = {}
         places = deque(range(len(indices)))
-        fetch = self._one(keys, False, step, replaced)
+
+        def left() -> Iterator[int]:
+            while places and not errors:
+                try:
+                    yield places.popleft()
+                except IndexError:  # another thread took the last one
+                    return
 
         def work() -> None:
             outer = here.enter()
             here.keys = keys
-            while places and not errors:
-                try:
-                    place = places.popleft()
-                except IndexError:  # another thread took the last one
-                    break
-                try:
-                    samples[place] = fetch(place, indices[place])
-                except BaseException as error:  # noqa: BLE001 - raised below
-                    errors[place] = error
+            try:
+                self._fill(samples, left(), indices, keys, False, step, replaced)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                errors[here.place] = error
             here.leave(outer)
 
         if self._pool is None:

@@ -156,7 +156,8 @@ class Worker:
                 return batch
         number = self.count() if number is None else number
         seeded = seeded and self.work.keyed
-        self.remarks.clear()  # of a try that was given up
+        if self.remarks:
+            self.remarks.clear()  # of a try that was given up
         outer = here.enter()
         try:
             match task:
