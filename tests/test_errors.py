@@ -13,6 +13,7 @@ from headrace.errors import (
     MissingExtra,
     WorkerDied,
     bad_value,
+    note,
     whole_number,
 )
 
@@ -95,3 +96,10 @@ def test_arrays_and_tensors_that_are_no_integer_get_the_same_text(value: Any) ->
     """They have `__index__`, which refuses them only when called, or takes a boolean for a number."""
     with pytest.raises(TypeError, match=r"(?s)^knob=.* is not allowed: expected an integer >= 0.* Turn it back\.$"):
         whole_number("knob", value, fix="Turn it back.")
+
+
+def test_an_object_that_is_raised_again_gets_a_note_once() -> None:
+    error = ValueError("the one and only")
+    for text in ("first", "first", "second"):
+        note(error, text)
+    assert error.__notes__ == ["headrace: first", "headrace: second"]

@@ -406,3 +406,24 @@ def test_a_split_stream_is_the_same_stream_on_every_rank() -> None:
     whole = list(DataLoader(Noise(), batch_size=None, seed=3, distributed=World(0, 1)))
     parts = [list(DataLoader(Noise(), batch_size=None, seed=3, distributed=World(r, 2), tail="exact")) for r in (0, 1)]
     assert [parts[place % 2][place // 2] for place in range(5)] == whole
+
+
+class Odd(FakeDataset):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 2:
+            raise OSError("no such file")
+        return super().__getitem__(index)
+
+
+def test_replacing_broken_samples_is_a_matter_of_positions() -> None:
+    """So the loader follows a plan, with a seed that is drawn if none is given."""
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        loader = DataLoader(Odd(9), on_error="replace", batch_size=2)
+        assert loader.on_error == "replace"
+        runs.append([(batch["index"].tolist(), batch["torch"].tolist()) for batch in loader])
+        assert [one.position for one in loader.stats().replacements] == [1, 3, 5, 7]
+    assert runs[0] == runs[1]
+    with pytest.raises(OSError, match="no such file"):
+        list(DataLoader(Odd(9), batch_size=2))

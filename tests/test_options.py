@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 from headrace import Balanced, DataLoader, InlineExecutor, ProcessExecutor, Sequential, Subset, Weighted, World
 from headrace.testing import FakeDataset
@@ -38,6 +40,14 @@ class Numbers(IterableDataset[int]):
         ({"executor": ProcessExecutor}, TypeError, r"executor=.*ProcessExecutor.* is not allowed.*got ABCMeta"),
         ({"executor": "process"}, ValueError, r"num_workers=0 is not allowed.*executor=\"inline\""),
         ({"executor": ProcessExecutor()}, ValueError, r"num_workers=0 is not allowed: expected at least 1"),
+        ({"on_error": "skip"}, ValueError, r"on_error='skip' is not allowed: expected one of \('raise', 'replace'\)"),
+        ({"on_error": None}, ValueError, r"on_error=None is not allowed: expected one of \('raise', 'replace'\)"),
+        (
+            {"on_error": "replace", "sampler": [1]},
+            ValueError,
+            r"on_error='replace' is not allowed.*of your own.*order=",
+        ),
+        ({"on_error": "replace", "batch_sampler": [[1]]}, ValueError, r"on_error='replace' is not.*no positions"),
         ({"order": Weighted([1.0] * 6)}, ValueError, r"len\(weights\)=6 is not allowed.*len\(dataset\)=5"),
         ({"order": Balanced([1] * 4)}, ValueError, r"len\(labels\)=4 is not allowed.*len\(dataset\)=5"),
         ({"order": Subset([2, 5])}, ValueError, r"largest index=5 is not allowed.*below len\(dataset\)=5"),
@@ -59,6 +69,14 @@ def test_torchs_own_checks_come_first() -> None:
 def test_an_iterable_dataset_has_no_order() -> None:
     with pytest.raises(ValueError, match=r"order=.* is not allowed: expected None with an IterableDataset"):
         DataLoader(Numbers(), order=Sequential())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("dataset", [Numbers(), SequenceWrapper(range(3)), IterableWrapper(range(3))])
+def test_what_has_no_positions_has_no_substitutes(dataset: Any) -> None:
+    with pytest.raises(ValueError, match=r"on_error='replace' is not allowed.*iterable dataset.*It has no positions"):
+        DataLoader(dataset, on_error="replace")
+    DataLoader(dataset, on_error="raise")
 
 
 def test_drop_last_and_tail_drop_agree() -> None:

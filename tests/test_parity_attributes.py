@@ -66,7 +66,10 @@ def test_the_signature_begins_with_torchs():
     own = ours[len(theirs) :]
     assert own
     assert all(one.kind is one.KEYWORD_ONLY for one in own)
-    assert {one.name: one.default for one in own if one.default is not None} == {"fetch_threads": 1}
+    assert {one.name: one.default for one in own if one.default is not None} == {
+        "fetch_threads": 1,
+        "on_error": "raise",
+    }
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

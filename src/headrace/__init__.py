@@ -7,7 +7,7 @@ from headrace.loader import DataLoader
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
 from headrace.randomness import rng, torch_rng
 from headrace.telemetry.stats import Stats
-from headrace.types import World
+from headrace.types import Replaced, World
 
 __all__ = [
     "Balanced",
@@ -21,6 +21,7 @@ __all__ = [
     "PackedList",
     "Plan",
     "ProcessExecutor",
+    "Replaced",
     "Sequential",
     "Shuffled",
     "SlotTooLarge",

@@ -32,6 +32,13 @@ class MissingExtra(HeadraceError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 
 
+def note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, unless it has it: user code may raise one object again and again."""
+    line = f"headrace: {text}"
+    if line not in getattr(error, "__notes__", ()):
+        error.add_note(line)
+
+
 def bad_value(name: str, value: object, allowed: str, fix: str) -> NoReturn:
     """Raise the `ValueError` that every wrong option gets: its name, value, allowed range and the fix."""
     raise ValueError(f"{name}={value!r} is not allowed: expected {allowed}. {fix}")

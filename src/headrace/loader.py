@@ -20,7 +20,7 @@ from headrace.plan.state import State
 from headrace.schedule import Schedule, draw_base_seed
 from headrace.share import StreamShare
 from headrace.telemetry.stats import Meter, Stats
-from headrace.types import IndexTask, StreamTask, Tail, Task, World
+from headrace.types import IndexTask, OnError, StreamTask, Tail, Task, World
 from headrace.work import Work, is_iterable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -68,6 +68,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             so do the batches; a dataset that draws from the global random generators, which threads share, is noticed
             and fetched one by one (use `headrace.rng()` there). Code that seeds a generator and puts it back within
             a sample (`torch.random.fork_rng`) is not noticed, and draws wrong numbers.
+        on_error: What happens to a sample that cannot be fetched, whatever exception that is but `MemoryError`: "raise"
+            passes the exception on; "replace" reads another sample of the same epoch in its place, and so makes the
+            loader follow a plan. Which one is keyed by (seed, epoch, position): the same in every run, world and
+            executor. If eight others fail as well, the first exception is raised. A batch that the dataset's
+            `__getitems__` cannot give is fetched sample by sample, each then with random numbers of its own.
+            `stats()` and the log, under "headrace", have what was replaced. Not for a `sampler` or `batch_sampler` of
+            yours, nor for iterable datasets, whose samples have no positions.
 
     Raises:
         ValueError: An option, or a combination of options, is not allowed; the text says what is.
@@ -108,6 +115,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         tail: Tail | None = None,
         executor: Literal["process", "thread", "inline"] | Executor | None = None,
         fetch_threads: int = 1,
+        on_error: OnError = "raise",
     ) -> None:
         # Kept as they were given, under their own names: frameworks rebuild loaders from such attributes.
         self.seed = seed
@@ -116,6 +124,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.tail = tail
         self.executor = executor
         self.fetch_threads = fetch_threads
+        self.on_error = on_error
         super().__init__(
             dataset,
             batch_size,
@@ -135,8 +144,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        options.check(self)
         self._user_order = sampler is not None or batch_sampler is not None
+        options.check(self, own_sampler=self._user_order)
         self._iterable = is_iterable(dataset)
         self._streams = 0
         self._meter = Meter()
@@ -151,6 +160,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             generator=generator,
             order=None if self._user_order or self._iterable else _resolve_order(order, bool(shuffle)),
             parity=all(one is None for one in (seed, order, distributed, tail))
+            and on_error == "raise"
             and options.executor_of(executor, num_workers).parity,
             sampler=type(sampler if batch_sampler is None else batch_sampler).__qualname__ if self._user_order else "",
         )
@@ -245,7 +255,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         agreement.verify(partial(agreement.fact_of, self))
 
     def stats(self) -> Stats:
-        """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots."""
+        """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots, replacements."""
         return self._meter.read()
 
     def __len__(self) -> int:
@@ -411,6 +421,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             collate_fn=self.collate_fn,
             batched=self._auto_collation,
             fetch_threads=self.fetch_threads,
+            replaces=self.on_error == "replace",
             stacks=self.collate_fn is default_collate,
             drop_last=self.drop_last,
             worker_init_fn=self.worker_init_fn,

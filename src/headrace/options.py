@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import MapDataPipe
+
 from headrace.errors import bad_value, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, ThreadExecutor
 from headrace.plan import Order
 from headrace.plan.plan import MAX_SEED
-from headrace.types import TAILS, World
+from headrace.types import ON_ERROR, TAILS, World
 from headrace.work import is_iterable
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {
@@ -25,8 +27,12 @@ def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
     return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
 
 
-def check(loader: Any) -> None:
+def check(loader: Any, own_sampler: bool) -> None:
     """Refuse the options of a loader that are wrong by themselves or together.
+
+    Args:
+        loader: The loader.
+        own_sampler: Whether the user passed a sampler or batch sampler.
 
     Raises:
         TypeError: An option is of the wrong type.
@@ -44,6 +50,7 @@ def check(loader: Any) -> None:
         bad_value("tail", loader.tail, f"None or one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
     if loader.drop_last and loader.tail in ("pad", "exact"):
         bad_value("tail", loader.tail, 'None or "drop" together with drop_last=True', "Leave one of the two out.")
+    _check_on_error(loader.on_error, loader.dataset, own_sampler)
     _check_executor(loader.executor, loader.num_workers)
     threads = whole_number("fetch_threads", loader.fetch_threads, low=1, fix="1 fetches one sample at a time.")
     if threads > 1 and (is_iterable(loader.dataset) or (loader.batch_size is None and loader.batch_sampler is None)):
@@ -63,6 +70,19 @@ def _check_order(order: object, dataset: Any) -> None:
         bad_value("order", order, "None with an IterableDataset", "It has no indices to put in order.")
     if hasattr(dataset, "__len__"):
         order.samples(len(dataset))
+
+
+def _check_on_error(on_error: object, dataset: Any, own_sampler: bool) -> None:
+    if on_error not in ON_ERROR:
+        bad_value("on_error", on_error, f"one of {ON_ERROR}", 'Choose "raise" to stop at a broken sample.')
+    if on_error == "raise":
+        return
+    if is_iterable(dataset) or isinstance(dataset, MapDataPipe):
+        fix = "It has no positions to draw a substitute for; catch the error where it reads."
+        bad_value("on_error", on_error, '"raise" with an iterable dataset or a datapipe', fix)
+    if own_sampler:
+        fix = "What it draws has no positions to draw a substitute for; leave the sampler out, or pass order=."
+        bad_value("on_error", on_error, '"raise" with a sampler or batch_sampler of your own', fix)
 
 
 def _check_executor(executor: object, num_workers: int) -> None:

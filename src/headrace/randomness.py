@@ -134,6 +134,10 @@ class Here(threading.local):
         """End the batch."""
         self.keys, self.place, self._inside = outer
 
+    def anew(self) -> None:
+        """Have the place in work begin again with its first numbers."""
+        self._inside.clear()
+
     def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
         """Return the generator of a kind for the place in work, made when it is first asked for."""
         if self.keys is None:

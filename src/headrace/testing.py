@@ -97,6 +97,7 @@ class ManualPool(Pool):
             return
         if outcome is None:
             outcome = self._workers_by_id[future.worker].run_inline(task)
+            future.remarks.extend(self._workers_by_id[future.worker].remarks)
         future.resolve(outcome)
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:

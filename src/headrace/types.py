@@ -18,6 +18,9 @@ Indices: TypeAlias = NDArray[np.int64]
 Tail: TypeAlias = Literal["pad", "drop", "exact"]
 TAILS: tuple[Tail, ...] = get_args(Tail)
 
+OnError: TypeAlias = Literal["raise", "replace"]
+ON_ERROR: tuple[OnError, ...] = get_args(OnError)
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -83,6 +86,36 @@ class StreamStart(NamedTuple):
     read: int = 0
     state: Any = None
 
+
+@dataclass(frozen=True)
+class Replaced:
+    """A sample that could not be fetched and, with `on_error="replace"`, was replaced by another.
+
+    Attributes:
+        epoch: The epoch.
+        step: The rank's step in it.
+        position: The sample's global position in the epoch.
+        index: The dataset's index that raised.
+        substitute: The dataset's index that was read instead.
+        error: What it raised, in one line: "ValueError: text".
+    """
+
+    epoch: int
+    step: int
+    position: int
+    index: int
+    substitute: int
+    error: str
+
+    def __str__(self) -> str:
+        return (
+            f"sample {self.index}, position {self.position} of epoch {self.epoch}, step {self.step}, was replaced by "
+            f"sample {self.substitute}: {self.error}"
+        )
+
+
+Remark: TypeAlias = str | Replaced
+"""What a worker has to say besides its batch: a warning's text, or a sample that it replaced."""
 
 Rows: TypeAlias = range | Tensor
 """The indices that torch's own sampler would have drawn as a list: a range of step 1, or int64 of shape (n,)."""

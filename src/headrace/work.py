@@ -1,7 +1,7 @@
 """What a worker does: fetch, collate, seed; one picklable description, the same for every executor."""
 
 import copy
-import warnings
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
+from headrace.errors import note
 from headrace.fetch import Fetcher
 from headrace.gather import NOT_GATHERED, Allocate, gather, knows, no_memory, rows_of
 from headrace.plan.keys import batch_seeds, generator_seeds, key
@@ -28,7 +29,7 @@ from headrace.randomness import (
     seed_worker,
 )
 from headrace.share import StreamShare
-from headrace.types import IndexTask, Indices, PlanTask, Positions, Rows, StreamStart, StreamTask, Task
+from headrace.types import IndexTask, Indices, PlanTask, Positions, Remark, Rows, StreamStart, StreamTask, Task
 
 
 class StreamEnd(Enum):
@@ -78,6 +79,7 @@ class Work:
             may be gathered whole.
         allocate: Gives memory for what is gathered.
         in_threads: Whether workers share a process, so that torch's worker seeding cannot be had.
+        replaces: Whether another sample takes the place of one that cannot be fetched; only with a plan.
     """
 
     dataset: Any
@@ -94,20 +96,21 @@ class Work:
     stacks: bool = False
     allocate: Allocate = no_memory
     in_threads: bool = False
+    replaces: bool = False
 
     @property
     def keyed(self) -> bool:
         """Whether each batch has randomness of its own, so that the caller's generators are to be left alone."""
         return self.plan is not None or self.stream_words is not None or self.in_threads
 
-    def start_worker(self, worker_id: int, workers: int, remark: Callable[[str], None] = warnings.warn) -> "Worker":
+    def start_worker(self, worker_id: int, workers: int) -> "Worker":
         """Set this process up as a worker, as torch does: seeds, one thread, worker info, the user's hook."""
         torch.set_num_threads(1)
         seed_worker(self.base_seed, worker_id)
         torch_worker._worker_info = self.info(worker_id, workers)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        return Worker(self, worker_id, alone=workers == 1, remark=remark)
+        return Worker(self, worker_id, alone=workers == 1)
 
     def info(self, worker_id: int, workers: int) -> Any:
         """Return what `torch.utils.data.get_worker_info` tells in a worker."""
@@ -123,13 +126,13 @@ class Worker:
         work: What to do.
         worker_id: Which worker this is.
         alone: Whether there is no other, so that it gets all steps, one after another.
-        remark: Called with what the user should be warned of.
+        remarks: What there is to say about the task that was run last, its batch or the error in its place.
     """
 
     work: Work
     worker_id: int = 0
     alone: bool = True
-    remark: Callable[[str], None] = warnings.warn
+    remarks: list[Remark] = field(init=False, default_factory=list)
     _stream: int = field(init=False, default=-1)
     _samples: Iterator[Any] = field(init=False, default_factory=lambda: iter(()))
     _again: int = field(init=False, default=0)
@@ -141,7 +144,13 @@ class Worker:
         work = self.work
         self._gathers = work.stacks and work.batched and knows(work.dataset) and not is_iterable(work.dataset)
         self._fetcher = Fetcher(
-            work.dataset, work.batched, work.keyed, work.fetch_threads, work.in_threads, self.remark
+            work.dataset,
+            work.batched,
+            work.keyed,
+            work.fetch_threads,
+            work.in_threads,
+            self.remarks,
+            work.plan.substitutes if work.replaces and work.plan is not None else None,
         )
         self._begun = 0
 
@@ -159,6 +168,8 @@ class Worker:
                 return batch
         number = self.count() if number is None else number
         seeded = seeded and self.work.keyed
+        if self.remarks:
+            self.remarks.clear()  # of a try that was given up
         outer = here.enter()
         try:
             match task:
@@ -166,7 +177,10 @@ class Worker:
                     try:
                         return self._planned(task, seeded)
                     except StopIteration as error:  # a loop over the loader would take it for the end of the epoch
-                        raise RuntimeError("the dataset or collate_fn raised StopIteration") from error
+                        told = RuntimeError("the dataset or collate_fn raised StopIteration")
+                        for line in error.__notes__:
+                            told.add_note(line)
+                        raise told from error
                 case StreamTask():
                     return self._streamed(task, seeded)
                 case IndexTask(index):
@@ -246,20 +260,26 @@ class Worker:
         positions, indices = self._rows(task)
         assert self.work.plan is not None
         keys = Keys(self.work.plan.seed, task.epoch, positions.tolist())
-        data = self._fetcher.fetch(indices.tolist(), keys, seeded, f" of epoch {task.epoch}, step {task.step}")
-        return self._collate(data, keys, seeded)
+        samples = indices.tolist()
+        data = self._fetcher.fetch(samples, keys, seeded, task.step)
+        return self._collate(data, samples, keys, seeded, task)
 
     def _sampled(self, index: Any, number: int, seeded: bool) -> Any:
         whole = index if self.work.batched else [index]
         keys = Keys(self.work.base_seed + self.worker_id, number, _PLACES)
         data = self._fetcher.fetch(whole, keys, seeded)
-        return self._collate(data, keys, seeded)
+        return self._collate(data, whole, keys, seeded)
 
-    def _collate(self, samples: Any, keys: Keys, seeded: bool) -> Any:
+    def _collate(self, data: Any, samples: Any, keys: Keys, seeded: bool, task: PlanTask | None = None) -> Any:
         here.place = COLLATION
         if seeded:
             seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]).tolist())
-        return self.work.collate_fn(samples if self.work.batched else samples[0])
+        try:
+            return self.work.collate_fn(data if self.work.batched else data[0])
+        except Exception as error:
+            step = "" if task is None else f" of epoch {task.epoch}, step {task.step}"
+            note(error, f"while collating samples {reprlib.repr(samples)}{step}")
+            raise
 
     def _streamed(self, task: StreamTask, seeded: bool) -> Any:
         if task.stream != self._stream:

@@ -121,3 +121,58 @@ def test_a_stream_longer_than_it_said_is_worth_a_warning() -> None:
         assert [next(reader), next(reader)] == [0, 1]
     with pytest.warns(UserWarning, match="was reported to be 2.*but 3 samples have been fetched"):
         next(reader)
+
+
+class Remarkable(FakeDataset):
+    """Two samples are replaced, and one draws, which draws a warning in threads."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index in (1, 6):
+            raise OSError(f"sample {index} is broken")
+        return super().__getitem__(index) if index == 5 else {"index": index}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param({"fetch_threads": 2}, id="inline"),
+        pytest.param({"fetch_threads": 2, "num_workers": 1}, id="process"),
+        pytest.param({"executor": "thread", "num_workers": 2}, id="thread"),
+        pytest.param({"executor": "thread", "num_workers": 2, "in_order": False}, id="thread-as-done"),
+    ],
+)
+def test_a_warning_that_is_an_error_comes_out_once_and_then_the_batch(where: dict[str, Any]) -> None:
+    loader = DataLoader(Remarkable(8), 4, seed=0, on_error="replace", collate_fn=list, **where)
+    expected = list(DataLoader(Remarkable(8), 4, seed=0, on_error="replace", collate_fn=list))
+    reader = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert next(reader) == expected[0]
+        assert (loader.stats().replaced, loader._schedule.epoch) == (1, 0)
+        with pytest.raises(UserWarning, match="draws from the global generator"):
+            next(reader)
+        assert (loader.stats().batches, loader._schedule.epoch) == (1, 0), "it was not delivered"
+        assert next(reader) == expected[1]
+        assert (loader.stats().replaced, loader.stats().batches, loader._schedule.epoch) == (2, 2, 1)
+        with pytest.raises(StopIteration):
+            next(reader)
+
+
+def test_remarks_come_with_their_batch_or_the_error_in_its_place() -> None:
+    executor = ManualExecutor()
+    loader = DataLoader(Remarkable(8), executor=executor, num_workers=1, prefetch_factor=8, seed=0, on_error="replace")
+    reader, pool = iter(loader), executor.pools[0]
+    for number in (6, 1, 0):
+        pool.complete(number)
+    pool.submitted[0][1].remarks.append("said of the first")
+    pool.submitted[2][1].remarks.append("said of the third")
+    pool.complete(2, error=ValueError("broken"))
+    assert loader.stats().replaced == 0
+    with pytest.warns(UserWarning, match="said of the first") as said:
+        next(reader)
+    assert [one.filename for one in said] == [__file__]
+    assert loader.stats().replaced == 0
+    next(reader)
+    assert [one.index for one in loader.stats().replacements] == [1]
+    with pytest.warns(UserWarning, match="said of the third"), pytest.raises(ValueError, match="broken"):
+        next(reader)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from headrace.testing import FakeDataset
+
 
 class Squares(Dataset[torch.Tensor]):
     """Sample i is i², with what the worker knows about itself."""
@@ -32,6 +34,20 @@ class Broken(Squares):
         if index % 5 == 4:
             raise self.ERRORS[index % 3](f"sample {index} is broken")
         return super().__getitem__(index)
+
+
+class BrokenDraws(FakeDataset):
+    """Every fifth sample raises, after it has drawn."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        if index % 5 == 4:
+            raise Broken.ERRORS[index % 3](f"sample {index} is broken")
+        return sample
+
+
+def collate_nothing(samples: Any) -> Any:
+    raise ZeroDivisionError(f"cannot collate {len(samples)}")
 
 
 class Blocked(Squares):

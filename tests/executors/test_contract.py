@@ -1,6 +1,9 @@
 """One suite over every executor: whatever runs the work, the user sees the same. Inline is the reference."""
 
 import gc
+import os
+import platform
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from executors.contract_datasets import Broken, Exhausted, Large, Squares, Stream, as_list
+from executors.contract_datasets import Broken, BrokenDraws, Exhausted, Large, Squares, Stream, as_list, collate_nothing
 from headrace import DataLoader, ProcessExecutor, ThreadExecutor
 from headrace.testing import FakeDataset
 from waiting import wait_for_reapers
@@ -124,6 +127,43 @@ def test_errors_arrive_in_their_place_and_the_reader_goes_on(make: Make) -> None
         next(reader)
     with pytest.raises(StopIteration):
         next(reader)
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (BrokenDraws(37), {"batch_size": 4, "shuffle": True}),
+        (Broken(), {"batch_size": 5}),
+        (Broken(), {"batch_size": None}),
+    ],
+)
+def test_replaced_samples_equal_inlines(make: Make, dataset: Any, options: dict[str, Any]) -> None:
+    expected = DataLoader(dataset, seed=7, executor="inline", on_error="replace", **options)
+    loader = make(dataset, on_error="replace", **options)
+    for epoch in range(2):
+        assert [flat(batch) for batch in loader] == [flat(batch) for batch in expected]
+        assert loader.stats().replacements == expected.stats().replacements
+        assert loader.stats().replaced == 7 * (epoch + 1)
+
+
+def test_errors_say_where_they_come_from(make: Make) -> None:
+    for collate_fn, what in (
+        (None, "fetching sample 4, position 4"),
+        (collate_nothing, "collating samples [0, 1, 2, 3, 4]"),
+    ):
+        with pytest.raises((KeyError, ZeroDivisionError)) as caught:
+            next(iter(make(Broken() if collate_fn is None else Squares(), batch_size=5, collate_fn=collate_fn)))
+        first, *rest = caught.value.__notes__
+        assert first == f"headrace: while {what} of epoch 0, step 0"
+        if make(Squares()).num_workers:
+            (where,) = rest
+            assert re.fullmatch(
+                rf"headrace: in DataLoader worker (process|thread) 0 \(pid \d+\) on {platform.node()}", where
+            )
+            assert (f"pid {os.getpid()})" in where) == ("thread" in where)
+        else:
+            assert not rest
 
 
 def test_stop_iteration_does_not_pass_for_the_end(make: Make) -> None:

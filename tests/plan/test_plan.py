@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
 from headrace.plan.keys import batch_seeds, sample_seeds
+from headrace.plan.plan import SUBSTITUTES
 from headrace.types import TAILS, World
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=100)
@@ -330,6 +331,32 @@ def test_numpy_integers_are_integers(dtype: Any) -> None:
     assert (plan.global_batch, plan.end(), plan.cursor_after(0)) == (200, 100, 100)
 
 
+@PROPERTY
+@given(EVERY_KIND, WORLDS, st.integers(0, 250))
+def test_substitutes_are_other_samples_of_the_epoch_whoever_asks(
+    case: Case, world: tuple[int, int], position: int
+) -> None:
+    first, *ranks = case.plans(*world, tail="exact")
+    substitutes = first.substitutes(case.epoch, position)
+    assert all(plan.substitutes(case.epoch, position) == substitutes for plan in ranks)
+    assert Plan(case.order, case.length, 3, seed=case.seed).substitutes(case.epoch, position) == substitutes
+    others = set(case.whole()) - set(case.at([position]))
+    assert len(set(substitutes)) == len(substitutes)
+    assert set(substitutes) <= others
+    if case.order.samples(case.length) <= SUBSTITUTES:
+        assert set(substitutes) == others, "few are all found"
+    elif case.order.samples(case.length) > 2 * SUBSTITUTES and not isinstance(case.order, Weighted | Balanced):
+        assert len(substitutes) == SUBSTITUTES
+
+
+def test_substitutes_are_spread_over_the_epoch() -> None:
+    plan = Plan(Sequential(), 50, seed=1)
+    asked = product(range(40), range(50))
+    counts = Counter(chain.from_iterable(plan.substitutes(epoch, position) for epoch, position in asked))
+    assert min(counts.values()) > 250, "of 320 each"
+    assert max(counts.values()) < 390
+
+
 def test_a_plan_is_a_frozen_value() -> None:
     plan = Plan(Shuffled(), 11, 2, World(1, 4), "exact", 7)
     plan.batch(0, 0)
@@ -389,6 +416,7 @@ def test_the_stream_is_frozen() -> None:
         [15473986552982350076, 16577420370304795530, 565873775]
     ]
     assert batch_seeds(plan.seed, 5, 7).tolist() == [14003719808244371154, 10824820922316942293, 59394605]
+    assert plan.substitutes(5, 7) == [526, 402, 58, 361, 638, 329, 250, 724]
     assert Plan(Subset(range(0, 90, 9), shuffle=True), 90, 10).batch(0, 0).tolist() == [
         45,
         72,

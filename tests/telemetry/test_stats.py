@@ -2,7 +2,9 @@
 
 import gc
 import os
+import pickle
 import signal
+import warnings
 from dataclasses import FrozenInstanceError
 from time import perf_counter
 from typing import Any
@@ -105,6 +107,40 @@ def test_bytes_and_slots_of_workers() -> None:
     assert stats.slot_bytes >= 400_000 * stats.slots
     del batches
     assert loader.stats().slots == 0
+
+
+class Broken(FakeDataset):
+    """Odd samples cannot be read."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 2:
+            raise OSError(f"sample {index}\nis broken" + 500 * " x")
+        return super().__getitem__(index)
+
+
+def test_replaced_samples_are_counted_and_logged_and_the_last_are_kept(caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Broken(240), 8, seed=0, on_error="replace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stats = read(loader)
+    assert (stats.replaced, stats.batches, stats.samples) == (120, 30, 240)
+    assert [one.index for one in stats.replacements] == list(range(41, 240, 2))
+    last = stats.replacements[-1]
+    assert (last.epoch, last.step, last.position, last.index) == (0, 29, 239, 239)
+    assert last.error.startswith("OSError: sample 239 is broken x x")
+    assert 250 < len(last.error) <= 300
+    assert [one.levelname for one in caplog.records] == ["WARNING"] * 120
+    assert {one.name for one in caplog.records} == {"headrace"}
+    assert caplog.messages[-1] == (
+        f"sample 239, position 239 of epoch 0, step 29, was replaced by sample {last.substitute}: {last.error}"
+    )
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.stats().replacements == stats.replacements
+
+
+def test_only_batches_that_are_taken_count() -> None:
+    loader = DataLoader(Broken(40), 2, seed=0, on_error="replace", num_workers=1, prefetch_factor=4)
+    assert read(loader, batches=3).replaced == 3
 
 
 def test_an_error_is_no_batch() -> None:

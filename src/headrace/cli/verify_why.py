@@ -99,7 +99,7 @@ class Probe:
             batched=self._batched,
             plan=self._plan,
         )
-        worker = Worker(work, remark=lambda text: None)
+        worker = Worker(work)
         digests = [worker.run_inline(PlanTask(self._epoch, one)) for one in (*others, self._position)]
         found: SampleDigest = digests[-1]
         return found

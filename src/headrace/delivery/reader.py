@@ -15,8 +15,8 @@ from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
 from headrace.interrupts import InterruptsHeld
 from headrace.telemetry.stats import Meter
-from headrace.types import Task
-from headrace.work import STREAM_END, Portion
+from headrace.types import Remark, Task
+from headrace.work import STREAM_END, Portion, Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
@@ -119,6 +119,7 @@ class Reader(Iterator[Any]):
         self._observers = observers
         self._delivered = 0
         self._last = 0.0
+        self._held: tuple[Task, Any] | None = None  # computed, but not handed over yet
         self._prefetch(tasks)
 
     def _prefetch(self, tasks: Iterator[Task]) -> None:
@@ -129,7 +130,7 @@ class Reader(Iterator[Any]):
         self._window: deque[Future] = deque()
         self._streams = set(range(self._pool.workers))  # the workers that have something left to give
         self._turn = self._first_worker
-        self._submitted = 0
+        self._number = 0  # of the next task, handed out or computed here
         self._filled = False
         # Who begins pass after pass and reads none must not pile up tasks.
         if self._pool.owed <= self._delivery.ahead:
@@ -164,26 +165,40 @@ class Reader(Iterator[Any]):
             meter.elapsed_s += now - (self._last or started)
             self._last = now
 
-    def _compute(self, direct: Callable[[Task], Any]) -> Any:
+    def _compute(self, direct: Worker) -> Any:
         """Compute the next batch in the caller's thread, with as little around it as can be."""
-        for task in self._tasks:  # faster than next()
-            try:
-                outcome = direct(task)
-                if outcome is STREAM_END:
-                    break
-                samples, batch, resume = self._transformed(outcome, self._size(task))
-                self._hand_over(self._delivered, 0, samples, resume)
-                return batch
-            except KeyboardInterrupt:
-                self._tasks = chain((task,), self._tasks)  # its turn comes again
-                raise
-            except BaseException:
-                self._tell_observers(self._delivered, 0, self._size(task))
-                raise
-        self._finish()
+        if self._held is None:
+            for task in self._tasks:  # faster than next()
+                try:
+                    outcome = direct.run_inline(task)
+                except KeyboardInterrupt:
+                    self._tasks = chain((task,), self._tasks)  # its turn comes again
+                    raise
+                except BaseException:
+                    self._tell_observers(self._number, 0, self._size(task))
+                    self._number += 1
+                    self._heed(direct.remarks)
+                    raise
+                if outcome is not STREAM_END:
+                    self._held = task, outcome
+                break
+        if direct.remarks:
+            self._heed(direct.remarks)
+        if self._held is None:
+            self._finish()
+        task, outcome = self._held
+        try:
+            samples, batch, resume = self._transformed(outcome, self._size(task))
+        except Exception:
+            self._tell_observers(self._number, 0, self._size(task))
+            self._number, self._held = self._number + 1, None
+            raise
+        self._hand_over(self._number, 0, samples, resume)
+        self._number, self._held = self._number + 1, None
+        return batch
 
     def _await(self) -> Any:
-        """Wait for the next batch from the workers. It leaves the window last: interrupted, its turn comes again."""
+        """Wait for the next batch from the workers. It leaves the window last: until then its turn comes again."""
         if not self._filled:
             self._fill()
         while self._pool is not None:
@@ -199,12 +214,15 @@ class Reader(Iterator[Any]):
                     self._window.remove(future)
                     self._submit_next()
                     self._tell_observers(future.number, future.worker, future.samples)
+                    self._heed(future.remarks)
                 raise
+            if future.remarks:
+                self._heed(future.remarks)
             if outcome is not STREAM_END:
                 self._submit_next()
-                self._window.remove(future)
                 self._meter.received_bytes += future.size_bytes
                 self._hand_over(future.number, future.worker, samples, resume)
+                self._window.remove(future)
                 return batch
             self._window.remove(future)
             if future.worker in self._streams:
@@ -227,6 +245,15 @@ class Reader(Iterator[Any]):
         meter.batches += 1
         meter.samples += samples
         self._tell_observers(number, worker, samples, resume)
+
+    def _heed(self, remarks: list[Remark]) -> None:
+        """Pass on what a worker has to say, each remark once. If a filter makes one an error, the batch comes next."""
+        while remarks:
+            remark = remarks.pop(0)
+            if isinstance(remark, str):
+                warnings.warn(remark, stacklevel=5)
+            else:
+                self._meter.record(remark)
 
     def _finish(self) -> NoReturn:
         self._end(finished=True)
@@ -254,8 +281,8 @@ class Reader(Iterator[Any]):
             task, self._task = self._task, None
             future = self._pool.submit(task, worker)
             future.samples = self._size(task)
-            future.number = self._submitted
-            self._submitted += 1
+            future.number = self._number
+            self._number += 1
             self._window.append(future)
 
     def _next_done(self) -> Future:

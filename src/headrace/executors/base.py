@@ -5,8 +5,9 @@ running workers that take tasks. The loader knows nothing else, so that threads,
 fit in without touching it.
 """
 
+import os
 import pickle
-import warnings
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,14 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from headrace.types import Task
-from headrace.work import Work
+from headrace.errors import note
+from headrace.types import Remark, Task
+from headrace.work import Work, Worker
+
+
+def locate(error: BaseException, where: str) -> None:
+    """Note on an exception the worker that raised it; `where` is as in "Caught ValueError in DataLoader worker 0"."""
+    note(error, f"{where} (pid {os.getpid()}) on {platform.node()}")
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, where: str) -> "Failure":
-        """Wrap an exception that is being handled; `where` follows "Caught ValueError"."""
+        """Wrap an exception that is being handled, and note where; that follows "Caught ValueError"."""
+        locate(error, where)
         wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where)  # type: ignore[no-untyped-call]
         try:
             pickle.dumps(type(error))
@@ -46,10 +54,10 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Remark:
-    """A batch, and what its worker has to say to the user besides."""
+class Remarked:
+    """A batch, or a `Failure`, on its way from a worker that has something to say besides."""
 
-    text: str
+    remarks: tuple[Remark, ...]
     outcome: Any
 
 
@@ -61,13 +69,26 @@ class Future:
         samples: How many samples it will hold; for whoever asked to note.
         number: Which of the asker's tasks it is for; likewise.
         size_bytes: What has come from another process for it, in bytes.
+        remarks: What its worker has to say besides; complete when the result was asked for.
     """
 
-    __slots__ = ("__weakref__", "_done", "_error", "_outcome", "_rebuild", "number", "samples", "size_bytes", "worker")
+    __slots__ = (
+        "__weakref__",
+        "_done",
+        "_error",
+        "_outcome",
+        "_rebuild",
+        "number",
+        "remarks",
+        "samples",
+        "size_bytes",
+        "worker",
+    )
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
         self.samples = self.number = self.size_bytes = 0
+        self.remarks: list[Remark] = []
         self._done = False
         self._outcome: Any = None
         self._error: BaseException | None = None
@@ -107,10 +128,9 @@ class Future:
                 raise
             self._rebuild = None
         outcome, error = self._outcome, self._error
-        if isinstance(outcome, Remark):
-            self._outcome = outcome.outcome
-            warnings.warn(outcome.text, stacklevel=2)
-            outcome = self._outcome
+        if isinstance(outcome, Remarked):
+            self.remarks.extend(outcome.remarks)
+            outcome = self._outcome = outcome.outcome
         if isinstance(outcome, Failure):
             self._outcome = None
             outcome.reraise()
@@ -131,14 +151,14 @@ class Pool(ABC):
         workers: How many there are.
         broken: Whether it can no longer do all its work: a worker died, or its messages were torn.
         when_broken: Called when it breaks.
-        direct: Computes a task now, in the caller's thread; None where workers compute.
+        direct: The worker that is the caller's thread itself, and computes a task at once; None where others compute.
     """
 
     work: Work
     workers: int
     broken: bool = False
     when_broken: Callable[[], None] | None = None
-    direct: Callable[[Task], Any] | None = None
+    direct: Worker | None = None
 
     @abstractmethod
     def submit(self, task: Task, worker: int | None = None) -> Future:

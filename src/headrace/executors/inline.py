@@ -25,8 +25,7 @@ class _InlinePool(Pool):
     def __init__(self, work: Work) -> None:
         self.work = work
         self.workers = 1
-        self._worker = Worker(work)
-        self.direct = self._worker.run_inline
+        self.direct = self._worker = Worker(work)
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
         future = Future(0)
@@ -34,6 +33,7 @@ class _InlinePool(Pool):
             future.resolve(self._worker.run_inline(task))
         except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
             future.fail(error)
+        future.remarks.extend(self._worker.remarks)
         return future
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:

@@ -25,7 +25,7 @@ from torch._utils import cpu_count
 from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge, WorkerDied
-from headrace.executors.base import Executor, Failure, Future, Pool, Remark
+from headrace.executors.base import Executor, Failure, Future, Pool, Remarked
 from headrace.forking import warn_before_fork
 from headrace.interrupts import InterruptsHeld, let_go
 from headrace.memory.blame import culprit
@@ -417,9 +417,8 @@ def _worker_main(
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
         refusal: Failure | None = None
-        remarks: list[str] = []
         try:
-            worker = work.start_worker(worker_id, workers, remarks.append)
+            worker = work.start_worker(worker_id, workers)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             refusal = Failure.of(error, where)
         for task, returned, dropped in _tasks(end):
@@ -436,14 +435,14 @@ def _worker_main(
                     outcome = worker.end_stream() if isinstance(task, StreamTask) else Failure.of(error, where)
                 except Exception as error:  # noqa: BLE001 - it is raised in the rank
                     outcome = Failure.of(error, where)
-            if remarks:
-                outcome = Remark(remarks.pop(), outcome)
+            remarks = () if refusal is not None else tuple(worker.remarks)
             try:
-                parts = writer.write(outcome)
+                parts = writer.write(Remarked(remarks, outcome) if remarks else outcome)
             except Exception as error:  # noqa: BLE001 - it is raised in the rank
                 if not isinstance(error, SlotTooLarge):
                     error.add_note(f"headrace: the batch cannot be pickled: {culprit(outcome, 'batch', error)}")
-                parts = writer.write(Failure.of(error, where))
+                failure = Failure.of(error, where)
+                parts = writer.write(Remarked(remarks, failure) if remarks else failure)
             for part in _frame(parts):
                 end.sendall(part)
             del outcome, parts

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +23,10 @@ from typing import Any
 from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.base import Executor, Failure, Future, Pool
+from headrace.executors.base import Executor, Failure, Future, Pool, locate
 from headrace.fetch import drawing_remark
 from headrace.randomness import Generators, callers_generators_kept
-from headrace.types import StreamTask, Task
+from headrace.types import Remark, StreamTask, Task
 from headrace.work import Work, Worker
 
 FALSE_ALARMS = 8
@@ -167,7 +166,7 @@ class _Crew:
                     self.work.worker_init_fn(worker_id)
                 except BaseException as error:  # noqa: BLE001 - it is raised in the rank, at every fetch
                     # Not the exception itself: with each raising it would hold on to the frames it passes.
-                    refusal = Failure.of(error, f"in DataLoader worker thread {worker_id}")
+                    refusal = Failure.of(error, _where(worker_id))
         with _process.changed:
             self.refusals[worker_id] = refusal
             _process.changed.notify_all()
@@ -196,32 +195,28 @@ class _Crew:
         outcome, error = _outcome(worker, partial(worker.run, job.task, number, seeded=False))
         moved = before.moved()
         if moved and not isinstance(job.task, StreamTask):
-            future.resolve_later(partial(self._again, worker, job.task, number))
+            future.resolve_later(partial(self._again, worker, job.task, number, future.remarks))
             return
+        future.remarks.extend(worker.remarks)
         if moved:
-            _warn_of_stream(moved)  # what it read is gone, so it cannot be computed again
+            future.remarks.append(_stream_remark(moved))  # what it read is gone, so it cannot be computed again
         self.false_alarms = 0
         _fill(future, outcome, error)
+        del error  # whose traceback holds this frame, which would hold it
 
-    def _again(self, worker: Worker, task: Task, number: int) -> Any:
+    def _again(self, worker: Worker, task: Task, number: int, remarks: list[Remark]) -> Any:
         """Compute a batch once more in the caller's thread, and find out whether it was the one that drew."""
-        with _process.alone(), self.as_worker(worker.worker_id):
-            if self.serial:
-                return worker.run_inline(task, number)
-            outcome, error, moved = self._watched(worker, task, number)
-            if moved:
-                self._go_serial(moved)
-                return worker.run_inline(task, number)
-        self.false_alarms += 1
-        if self.false_alarms >= FALSE_ALARMS:
-            self.serial = True
-            warnings.warn(
-                "the training loop draws from the global generators of torch, random or numpy. Whether a batch that "
-                "was computed in a thread did so too shows only when it is computed twice, so from now on batches are "
-                "computed in the calling thread, one at a time. Give the loop generators of its own, or use "
-                'executor="process".',
-                stacklevel=2,
-            )
+        outcome, error, drew = self._alone(worker, task, number, remarks)
+        if drew is False:
+            self.false_alarms += 1
+            if self.false_alarms >= FALSE_ALARMS:
+                self.serial = True
+                remarks.append(
+                    "the training loop draws from the global generators of torch, random or numpy. Whether a batch "
+                    "that was computed in a thread did so too shows only when it is computed twice, so from now on "
+                    "batches are computed in the calling thread, one at a time. Give the loop generators of its own, "
+                    'or use executor="process".'
+                )
         if error is not None:
             try:
                 raise error
@@ -229,19 +224,39 @@ class _Crew:
                 del error  # which would hold this frame, and this frame it
         return outcome
 
-    def _watched(self, worker: Worker, task: Task, number: int) -> tuple[Any, BaseException | None, list[str]]:
-        """Compute a batch in the caller's thread, unseeded; return too what it drew from, which is undone."""
-        before = Generators()
-        outcome, error = _outcome(worker, partial(worker.run, task, number, seeded=False))
-        moved = before.moved()
-        before.restore()
-        return outcome, error, moved
+    def _alone(
+        self, worker: Worker, task: Task, number: int | None, remarks: list[Remark]
+    ) -> tuple[Any, BaseException | None, bool | None]:
+        """Compute a batch in the caller's thread, seeded if it is known to draw, or if it is seen to.
 
-    def _go_serial(self, moved: Sequence[str]) -> None:
-        self.serial = True
-        warnings.warn(
-            drawing_remark(moved, 'executor="thread"', "batches are computed one at a time from now on"), stacklevel=2
-        )
+        Returns:
+            The batch, or the error in its place, and whether it was seen to draw; None if that is known.
+        """
+        with _process.alone(), self.as_worker(worker.worker_id):
+            if number is None:
+                number = worker.count()
+            drew: bool | None = None
+            said: list[Remark] = []
+            if not self.serial:
+                self.tried = True
+                before = Generators()
+                outcome, error = _outcome(worker, partial(worker.run, task, number, seeded=False))
+                moved = before.moved()
+                before.restore()
+                drew = bool(moved)
+                if moved and isinstance(task, StreamTask):
+                    said.append(_stream_remark(moved))
+                elif moved:
+                    self.serial = True
+                    how = "batches are computed one at a time from now on"
+                    said.append(drawing_remark(moved, 'executor="thread"', how))
+            if self.serial:
+                outcome, error = _outcome(worker, partial(worker.run_inline, task, number))
+            remarks[:] = said + worker.remarks  # not added: after an interrupt its turn comes again
+        try:
+            return outcome, error, drew
+        finally:
+            del error  # whose traceback holds this frame, which would hold it
 
     def compute_here(self, future: Future) -> None:
         """Compute a waiting job in the caller's thread: to try whether it draws, or since it does."""
@@ -263,19 +278,9 @@ class _Crew:
             self.tried = True
             future.resolve(refusal)
             return
-        with _process.alone(), self.as_worker(worker.worker_id):
-            number = worker.count()
-            error: BaseException | None
-            if not self.serial:
-                self.tried = True
-                outcome, error, moved = self._watched(worker, job.task, number)
-                if moved and isinstance(job.task, StreamTask):
-                    _warn_of_stream(moved)
-                elif moved:
-                    self._go_serial(moved)
-            if self.serial:
-                outcome, error = _outcome(worker, partial(worker.run_inline, job.task, number))
+        outcome, error, _ = self._alone(worker, job.task, None, future.remarks)
         _fill(future, outcome, error)
+        del error  # likewise
 
     @contextmanager
     def as_worker(self, worker_id: int) -> Iterator[None]:
@@ -337,6 +342,10 @@ class _ThreadPool(Pool):
         self._crew.close()
 
 
+def _where(worker_id: int) -> str:
+    return f"in DataLoader worker thread {worker_id}"
+
+
 def _outcome(worker: Worker, compute: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """Return what a computation returned or raised; a stream's collate_fn that raises StopIteration ends the stream."""
     try:
@@ -344,6 +353,7 @@ def _outcome(worker: Worker, compute: Callable[[], Any]) -> tuple[Any, BaseExcep
     except StopIteration:
         return worker.end_stream(), None
     except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
+        locate(error, _where(worker.worker_id))
         return None, error
 
 
@@ -354,12 +364,11 @@ def _fill(future: Future, outcome: Any, error: BaseException | None) -> None:
         future.fail(error)
 
 
-def _warn_of_stream(moved: Sequence[str]) -> None:
-    warnings.warn(
+def _stream_remark(moved: Sequence[str]) -> str:
+    return (
         f"the global generator of {' and '.join(moved)} was drawn from while threads read an IterableDataset: which "
         "batch got which numbers depends on chance. Draw from headrace.rng() or headrace.torch_rng(), or use "
-        'executor="process".',
-        stacklevel=2,
+        'executor="process".'
     )
 
 

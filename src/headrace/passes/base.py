@@ -75,11 +75,9 @@ class Pass(Observer, ABC):
         return bool(self.start.samples or self.local)
 
     def delivering(self, delivered: Delivered) -> None:
-        """Count a batch."""
+        """Count a batch; one that comes again, after an interrupt, has been counted."""
         self._count = delivered.nth
-        number = delivered.number
-        for skipped in self._skipped:  # in the numbers of the start, which counts them too
-            number += skipped <= number
+        number = self._absolute(delivered)
         if number > self._done:
             self._beyond.add(number)
         elif number == self._done:
@@ -87,6 +85,18 @@ class Pass(Observer, ABC):
             while self._beyond and self._done in self._beyond:
                 self._beyond.remove(self._done)
                 self._done += 1
+
+    def _absolute(self, delivered: Delivered) -> int:
+        """Return the number of a task from the start, in which those count that were done beyond a gap before it."""
+        number = delivered.number
+        for skipped in self._skipped:
+            number += skipped <= number
+        return number
+
+    def _counted(self, delivered: Delivered) -> bool:
+        """Tell whether a batch comes again, after an interrupt."""
+        number = self._absolute(delivered)
+        return number < self._done or number in self._beyond
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch."""

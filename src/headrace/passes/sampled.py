@@ -106,7 +106,7 @@ class SamplerPass(Pass):
     def delivering(self, delivered: Delivered) -> None:
         """Count a batch and its samples."""
         before = self._done
-        if delivered.nth > self._count:
+        if not self._counted(delivered):
             self._samples += delivered.samples
         super().delivering(delivered)
         for number in range(before - 1, self._done - 1):

@@ -48,8 +48,8 @@ class StreamPass(Pass):
             self.base_seed = whole_number("base_seed", self.local["base_seed"])
 
     def delivering(self, delivered: Delivered) -> None:
-        """Count a batch of a worker's, once, even if the count was interrupted and comes again."""
-        if delivered.nth <= self._count:
+        """Count a batch of a worker's, once."""
+        if self._counted(delivered):
             return
         with InterruptsHeld():
             self._samples += delivered.samples

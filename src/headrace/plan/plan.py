@@ -6,10 +6,17 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import bad_value, whole_number
+from headrace.plan.keys import hash64, key
 from headrace.plan.order import EpochOrder, Order
 from headrace.types import TAILS, Indices, Positions, Tail, World
 
 MAX_SEED = 2**64 - 1
+
+SUBSTITUTES = 8
+"""How many other samples are tried in the place of one that cannot be fetched."""
+
+_SUBSTITUTE_DRAWS = 128
+"""How many positions are drawn to find them: enough where few samples are left, or one is drawn again and again."""
 
 _EPOCHS_KEPT = 2
 
@@ -173,6 +180,17 @@ class Plan:
                 del self._epochs[next(iter(self._epochs))]
             order = self._epochs[epoch] = self.order.epoch(self.seed, epoch, self.length)
         return order(positions)
+
+    def substitutes(self, epoch: int, position: int) -> list[int]:
+        """Return the dataset indices to try, in this order, where the sample at a position cannot be fetched.
+
+        They are read from the same epoch's order at positions keyed by (seed, epoch, position), each another sample;
+        `SUBSTITUTES` of them, or fewer where the order has no more.
+        """
+        drawn = hash64(key("substitute", self.seed, epoch, position), np.arange(_SUBSTITUTE_DRAWS))
+        positions = (drawn % np.uint64(self.samples)).astype(np.int64)
+        broken, *others = self.indices(epoch, np.append(position, positions)).tolist()
+        return [index for index in dict.fromkeys(others) if index != broken][:SUBSTITUTES]
 
     def cursor_after(self, step: int, cursor: int = 0) -> int:
         """Return the position up to which all ranks together have read after a step; `samples` means done."""

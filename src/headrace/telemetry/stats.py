@@ -1,8 +1,17 @@
 """Figures about a loader, for its user: counted while it runs, handed out as frozen values."""
 
+import logging
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
+
+from headrace.types import Replaced
+
+REPLACEMENTS_KEPT = 100
+"""How many replaced samples are kept in full; the others are in the log."""
+
+_log = logging.getLogger("headrace")
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,8 @@ class Stats:
         restarts: How often workers were replaced because one of them had died.
         slots: Shared memory slots that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
+        replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
+        replacements: The last 100 of them, the oldest first.
     """
 
     batches: int = 0
@@ -29,6 +40,8 @@ class Stats:
     restarts: int = 0
     slots: int = 0
     slot_bytes: int = 0
+    replaced: int = 0
+    replacements: tuple[Replaced, ...] = ()
 
     @property
     def wait_percent(self) -> float:
@@ -40,8 +53,9 @@ class Meter:
     """The counts behind `Stats`, under the same names; readers add to it at every batch."""
 
     def __init__(self) -> None:
-        self.batches = self.samples = self.received_bytes = self.restarts = 0
+        self.batches = self.samples = self.received_bytes = self.restarts = self.replaced = 0
         self.wait_s = self.elapsed_s = 0.0
+        self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
         self._broken = False
 
@@ -55,12 +69,18 @@ class Meter:
     def _note_broken(self) -> None:
         self._broken = True
 
+    def record(self, replaced: Replaced) -> None:
+        """Count a sample that was replaced, keep what is known of it, and log it as a warning."""
+        self.replaced += 1
+        self._replacements.append(replaced)
+        _log.warning("%s", replaced)
+
     def read(self) -> Stats:
         """Return the figures as they are now."""
         pool = self._pool and self._pool()
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return Stats(**counts, slots=slots, slot_bytes=slot_bytes)
+        return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_pool": None}
