@@ -202,7 +202,7 @@ class _Crew:
             future.remarks.append(_stream_remark(moved))  # what it read is gone, so it cannot be computed again
         self.false_alarms = 0
         _fill(future, outcome, error)
-        del error  # whose traceback holds this frame, which would hold it
+        del error, future  # the error's traceback holds this frame, which would hold them
 
     def _again(self, worker: Worker, task: Task, number: int, remarks: list[Remark]) -> Any:
         """Compute a batch once more in the caller's thread, and find out whether it was the one that drew."""
