@@ -16,6 +16,7 @@ from benchmarks.first_batch import first_batch
 from benchmarks.local import start, transfer
 from benchmarks.memory import memory
 from benchmarks.packed import packed
+from benchmarks.recovery import recovery
 from benchmarks.rows import Row
 from benchmarks.storage import storage
 
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory,
     "storage": storage,
     "packed": packed,
+    "recovery": recovery,
 }
 
 

@@ -8,7 +8,6 @@ import resource
 import signal
 import termios
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def gated(tmp_path: Path) -> Iterator[Callable[..., Gated]]:
 @pytest.mark.parametrize(
     ("how", "start_method"),
     [
-        *((how, "fork") for how in ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "exit", "leave", "close")),
+        *((how, "fork") for how in ("SIGKILL", "SIGSEGV", "SIGTERM", "exit", "leave", "close")),
         ("SIGKILL", "spawn"),
         ("exit", "forkserver"),
     ],
@@ -110,33 +109,29 @@ def test_what_was_answered_before_is_kept(gated: Any) -> None:
     reader = iter(a_loader(dataset, batch_size=1, num_workers=1, prefetch_factor=4))
     wait_until(lambda: dataset.counts()[2] == 1)  # so that 0 and 1 are in the socket
     os.kill(reader._workers[0].pid, signal.SIGKILL)
-    os.write(dataset.opener, b"x")
+    os.write(dataset.opener, b"xx")  # the dying one may take one
     assert [flat(batch) for batch in reader] == undisturbed(dataset, batch_size=1)
     assert dataset.counts() == {index: 1 + (index == 2) for index in range(30)}
 
 
-def test_others_compute_it_at_once(gated: Any, tmp_path: Path) -> None:
+def test_others_compute_it_at_once(gated: Any) -> None:
     """The one that takes the dead one's place never comes up: the work does not wait for it."""
     dataset = gated(0)
+    gate, opener = os.pipe()
 
     def block_the_second(worker_id: int) -> None:
-        if worker_id == 0 and dataset.begun():
-            os.read(dataset.gate, 1)
+        if worker_id == 0 and any(worker == 0 for _, worker, _ in dataset.begun()):
+            os.read(gate, 1)
 
     reader = iter(a_loader(dataset, batch_size=1, worker_init_fn=block_the_second, timeout=LIMIT_S))
     wait_until(lambda: dataset.counts()[0] == 1)
-    (victim,) = {process for index, _, process in dataset.begun() if index == 0}
-    held = next(number for number, worker in enumerate(reader._workers) if worker.pid == victim)
-    if held:
-        pytest.skip("worker 1 got the first task")
-    os.kill(victim, signal.SIGKILL)
-    dataset.gated = ()
-    os.write(dataset.opener, b"x")  # for sample 0, which the other worker's copy waits for too
-    assert [int(next(reader)["index"]) for _ in range(29)] == list(range(29))
-    assert {worker for index, worker, _ in dataset.begun() if index > 4} == {1}
-    del reader
-    gc.collect()
-    os.write(dataset.opener, b"x")
+    os.kill(reader._workers[0].pid, signal.SIGKILL)  # the first task is the first worker's
+    os.write(dataset.opener, b"xx")
+    assert [int(batch["index"]) for batch in reader] == list(range(30))
+    assert {worker for _, worker, _ in dataset.begun()[1:]} == {1}
+    os.write(opener, b"x")
+    os.close(gate)
+    os.close(opener)
 
 
 def test_batches_that_the_user_holds_stay(tmp_path: Path) -> None:
@@ -257,7 +252,6 @@ def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, start_method: str)
     dataset = Mortal(tmp_path, [10], "SIGSTOP")
     loader = a_loader(dataset, multiprocessing_context=start_method)
     with pytest.warns(UserWarning, match=r"worker \d \(pid \d+, stopped\): somebody has sent SIGSTOP") as caught:
-        warnings.simplefilter("always")
         batches = [flat(batch) for batch in loader]
     assert batches == undisturbed(dataset)
     assert loader.stats().restarts == 1
@@ -294,18 +288,17 @@ def test_persistent_workers(tmp_path: Path) -> None:
     assert loader.stats().restarts == 3
 
 
-def test_a_reader_dropped_in_the_middle_of_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_reader_dropped_in_the_middle_of_a_restart(tmp_path: Path, start_method: str) -> None:
     """The fixture that guards every test looks for processes and descriptors."""
-    for start_method in ("fork", "spawn"):
-        folder = tmp_path / start_method
-        folder.mkdir()
-        reader = iter(a_loader(Mortal(folder, [3]), num_workers=1, batch_size=1, multiprocessing_context=start_method))
-        while next(reader)["index"] < 2:
-            pass
-        before = reader._workers[0].pid
-        wait_until(lambda: not reader._pool.wait([reader._window[0]], 0.01) and reader._workers[0].pid != before)
-        del reader
-        gc.collect()
+    dataset = Mortal(tmp_path, [3])
+    reader = iter(a_loader(dataset, num_workers=1, batch_size=1, multiprocessing_context=start_method))
+    assert [int(next(reader)["index"]) for _ in range(3)] == [0, 1, 2]
+    pool, (before,) = reader._pool, reader._workers
+    while pool._peers[0].process is before:
+        pool.wait([reader._window[0]], 0.01)
+    del reader, pool, before
+    gc.collect()
 
 
 def test_a_forked_copy_of_the_rank_replaces_nobody(tmp_path: Path) -> None:
@@ -343,8 +336,9 @@ def test_a_timeout_says_what_is_slow_and_where(gated: Any) -> None:
     reader = iter(a_loader(dataset, batch_size=2, timeout=0.3))
     batches = [next(reader) for _ in range(3)]
     wait_until(lambda: dataset.counts()[6] == 1)
-    with pytest.raises(DeliveryTimeout, match=r"^DataLoader timed out after 0\.3 seconds$") as caught:
+    with pytest.raises(DeliveryTimeout) as caught:
         next(reader)
+    assert str(caught.value) == "DataLoader timed out after 0.3 seconds"
     (note,) = notes(caught)
     (worker,) = {(worker, process) for index, worker, process in dataset.begun() if index == 6}
     state = ", sleeping" if Path("/proc/self/stat").exists() else ""
