@@ -134,6 +134,24 @@ def test_others_compute_it_at_once(gated: Any) -> None:
     os.close(opener)
 
 
+def test_the_oldest_comes_first(gated: Any) -> None:
+    """Worker 1 has what it was given, and then what worker 0 left; when it dies, too, all is in order again."""
+    dataset = gated(0, 1)
+    reader = iter(a_loader(dataset, batch_size=1))
+    pool, window = reader._pool, list(reader._window)
+    wait_until(lambda: dataset.counts()[0] + dataset.counts()[1] == 2)
+    for worker in (0, 1):
+        victim = pool._peers[worker]
+        os.kill(victim.process.pid, signal.SIGKILL)
+        while pool._peers[worker] is victim or not pool._peers[worker].up:
+            assert not pool.wait(window[:1], 0.01)
+        if worker == 0:
+            assert [future.number for future in pool._peers[1].unanswered] == [1, 3, 0, 2]
+    assert [future.number for future in pool._peers[0].unanswered] == [0, 1, 2, 3]
+    os.write(dataset.opener, b"xxxx")
+    assert [int(batch["index"]) for batch in reader] == list(range(30))
+
+
 def test_batches_that_the_user_holds_stay(tmp_path: Path) -> None:
     dataset = Mortal(tmp_path, [12, 18], size=20_000)
     reader = iter(a_loader(dataset, num_workers=1))
@@ -159,11 +177,11 @@ def test_every_worker_dies_at_once(tmp_path: Path, start_method: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "exit"])
-def test_deaths_at_the_start(tmp_path: Path, how: str) -> None:
+def test_deaths_at_the_start_are_no_fault_of_the_first_task(tmp_path: Path, how: str) -> None:
     dataset = Mortal(tmp_path)
-    loader = a_loader(dataset, worker_init_fn=KillsAtStart(tmp_path, 4, how))
+    loader = a_loader(dataset, num_workers=1, worker_init_fn=KillsAtStart(tmp_path, 9, how))
     assert [flat(batch) for batch in loader] == undisturbed(dataset)
-    assert loader.stats().restarts == 4
+    assert loader.stats().restarts == 9
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])

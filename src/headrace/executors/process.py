@@ -48,15 +48,16 @@ from headrace.work import Work
 _MOST_DEATHS = 5
 """How many workers may die at one task before it is to blame.
 
-Whoever kills workers at random hits some task each time, and the same one again only if it is unlucky: a task is given
-to a worker that is up, so that it can be hit no longer than it takes to compute. Where that is 5 ms, and each of two
-workers is killed five times a second, it is one chance in forty each time, and in millions for four times more.
+Whoever kills workers at random hits some task each time, and the same one again only by chance: it goes to a worker
+that is up, and can be hit while it is the one computed. Where that takes 5 ms, and each of two workers is killed five
+times a second, the chance is one in forty for each further time, and below one in a million for four of them.
 """
 
 _MOST_FALSE_STARTS = 10
 """How many workers may die one after another before they are set up, at one place, before the pool gives up.
 
-That takes them longer than a task takes, so that a kill at random hits more often. It is not the fault of a task.
+No task is to blame for those. More are allowed, since to start takes longer than a task, so that kills at random hit it
+more often: at 20 ms and five kills a second one in ten, and all ten in a row hardly ever.
 """
 
 _SPARE_AFTER = 64
@@ -308,10 +309,11 @@ class _ProcessPool(Pool):
         peer.close()
         if peer.up and owed:
             owed[0].deaths += 1
-            if owed[0].deaths == _MOST_DEATHS:
-                self._blame(owed.popleft(), peer)
         for future in sorted(owed, key=_number):
-            self._assign(future, min(self._peers, key=_load))
+            if future.deaths < _MOST_DEATHS:
+                self._assign(future, min(self._peers, key=_load))
+        if owed and owed[0].deaths == _MOST_DEATHS:
+            self._blame(owed[0], peer)
         self.note_restart()
 
     def _bury(self, peer: Peer) -> None:
