@@ -16,6 +16,7 @@ from benchmarks.first_batch import first_batch
 from benchmarks.local import start, transfer
 from benchmarks.memory import memory
 from benchmarks.packed import packed
+from benchmarks.recovery import recovery
 from benchmarks.resume import resume
 from benchmarks.rows import Row
 from benchmarks.storage import storage
@@ -28,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "storage": storage,
     "packed": packed,
     "resume": resume,
+    "recovery": recovery,
 }
 
 

@@ -103,6 +103,11 @@ class Work:
         """Whether each batch has randomness of its own, so that the caller's generators are to be left alone."""
         return self.plan is not None or self.stream_words is not None or self.in_threads
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether its tasks can be computed again, by any worker, and yield the same bits."""
+        return self.plan is not None
+
     def start_worker(self, worker_id: int, workers: int) -> "Worker":
         """Set this process up as a worker, as torch does: seeds, one thread, worker info, the user's hook."""
         torch.set_num_threads(1)

@@ -290,7 +290,7 @@ class Reader(Iterator[Any]):
         assert self._pool is not None
         candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
         if not self._pool.wait(candidates, self._delivery.timeout_s or None):
-            raise DeliveryTimeout(f"DataLoader timed out after {self._delivery.timeout_s} seconds")
+            raise _late(self._delivery.timeout_s, self._pool.describe(self._window))
         return next(future for future in candidates if future.done())
 
     def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
@@ -328,6 +328,12 @@ class Reader(Iterator[Any]):
         if hasattr(self, "_delivered"):
             self._end(finished=False)
             self._shutdown_workers()
+
+
+def _late(timeout_s: float, why: str) -> DeliveryTimeout:
+    error = DeliveryTimeout(f"DataLoader timed out after {timeout_s} seconds")
+    error.add_note(f"headrace: {why}")
+    return error
 
 
 class PromisedLength(Observer):

@@ -8,6 +8,7 @@ fit in without touching it.
 import os
 import pickle
 import platform
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from headrace.errors import note
-from headrace.types import Remark, Task
+from headrace.types import IndexTask, PlanTask, Remark, StreamTask, Task
 from headrace.work import Work, Worker
 
 
@@ -143,6 +144,21 @@ class Future:
         return outcome
 
 
+def name_task(work: Work, task: Task) -> str:
+    """Say what a task covers, for an error message."""
+    match task:
+        case PlanTask():
+            assert work.plan is not None
+            samples = work.plan.batch(task.epoch, task.step, task.cursor).tolist()
+            return f"step {task.step} of epoch {task.epoch} (samples {reprlib.repr(samples)})"
+        case StreamTask():
+            return "the next batch of an iterable dataset"
+        case IndexTask(index):
+            return f"the batch of samples {reprlib.repr(index)}"
+        case _:
+            return f"the batch of samples {reprlib.repr(list(task) if isinstance(task, range) else task.tolist())}"
+
+
 class Pool(ABC):
     """Running workers. It closes itself when the last reference to it is dropped.
 
@@ -151,6 +167,7 @@ class Pool(ABC):
         workers: How many there are.
         broken: Whether it can no longer do all its work: a worker died, or its messages were torn.
         when_broken: Called when it breaks.
+        when_restarted: Called when it has replaced a worker.
         direct: The worker that is the caller's thread itself, and computes a task at once; None where others compute.
     """
 
@@ -159,6 +176,7 @@ class Pool(ABC):
     broken: bool = False
     when_broken: Callable[[], None] | None = None
     direct: Worker | None = None
+    when_restarted: Callable[[], None] | None = None
 
     @abstractmethod
     def submit(self, task: Task, worker: int | None = None) -> Future:
@@ -183,6 +201,17 @@ class Pool(ABC):
         if not self.broken and self.when_broken is not None:
             self.when_broken()
         self.broken = True
+
+    def note_restart(self) -> None:
+        """Note that it has replaced a worker."""
+        if self.when_restarted is not None:
+            self.when_restarted()
+
+    def describe(self, window: Sequence[Future]) -> str:
+        """Say why a reader waits for so long: where the first of its futures is that is not done."""
+        done = [future.done() for future in window]
+        late = done.index(False)
+        return f"of the {len(done) - late - 1} batches asked for after it {sum(done[late:])} are done"
 
     @property
     def owed(self) -> int:

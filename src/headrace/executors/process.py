@@ -7,42 +7,58 @@ import struct
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import connection
 from multiprocessing import process as processes_of_python
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
-from signal import Signals, strsignal
-from typing import Any
+from typing import Any, cast
 
 import torch.multiprocessing
 from torch._utils import cpu_count
 from torch.utils.data import default_collate
 
-from headrace.errors import SlotTooLarge, WorkerDied
-from headrace.executors.base import Executor, Failure, Future, Pool, Remarked
+from headrace.errors import SlotTooLarge
+from headrace.executors.base import Executor, Failure, Future, Pool, Remarked, name_task
+from headrace.executors.peer import (
+    EMPTY_FRAME,
+    LIVENESS_S,
+    Assigned,
+    Peer,
+    death,
+    described,
+    dismiss,
+    frame,
+    hang_up,
+    read_frames,
+)
 from headrace.forking import warn_before_fork
 from headrace.interrupts import InterruptsHeld, let_go
 from headrace.memory.blame import culprit
-from headrace.memory.codec import SlotWriter, lift, slot_collate
+from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.payload import Payload, receive
 from headrace.memory.pickling import decode, encode
-from headrace.memory.slots import Loans, Ring, keep_freed_memory
+from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.types import StreamTask, Task
 from headrace.work import Work
 
-_COUNT = struct.Struct("<Q")
+_MOST_DEATHS = 5
+"""How many workers may die at one task before it is to blame.
 
-_LIVENESS_S = 1
-"""How often either side looks whether the other still lives, should the closed socket not tell."""
+Whoever kills workers at random hits some task each time, and the same one again only by chance: it goes to a worker
+that is up, and can be hit while it is the one computed. Where that takes 5 ms, and each of two workers is killed five
+times a second, the chance is one in forty for each further time, and below one in a million for four of them.
+"""
 
-_GRACE_S = 5.0
-"""How long workers that are told to stop may take before they are terminated, all together."""
+_MOST_FALSE_STARTS = 10
+"""How many workers may die one after another before they are set up, at one place, before the pool gives up.
+
+No task is to blame for those. More are allowed, since to start takes longer than a task, so that kills at random hit it
+more often: at 20 ms and five kills a second one in ten, and all ten in a row hardly ever.
+"""
 
 _SPARE_AFTER = 64
 """After how many tasks slots are dropped that none of them needed: they were for batches that the user held."""
@@ -84,83 +100,19 @@ class ProcessExecutor(Executor):
             return _ProcessPool(work, workers, torch.multiprocessing if context is None else context)
 
 
-class _Peer:
-    """The rank's view of one worker: its process, its socket, the tasks it has not answered, oldest first."""
-
-    def __init__(self, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
-        self.process = process
-        self.started = self.ready = False
-        self.end = end
-        self.descriptors = descriptors
-        self.loans = Loans(descriptors)
-        self.unanswered: deque[Future] = deque()
-        self.outbox: deque[memoryview] = deque()
-        self._frames = _read_frames(self._answer)
-        self._wanted = next(self._frames)
-
-    def _answer(self, parts: list[bytearray]) -> None:
-        if not parts:
-            self.ready = True
-            return
-        future = self.unanswered.popleft()
-        try:
-            lifted = lift(parts, self.loans)
-            future.size_bytes = sum(map(len, lifted))
-            future.resolve_later(partial(decode, lifted))
-        except SlotTooLarge as error:
-            future.fail(error)
-
-    def send(self) -> None:
-        """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
-        while self.outbox:
-            try:
-                sent = self.end.send(self.outbox[0])
-            except BlockingIOError:
-                return
-            except OSError:  # the worker is gone; reading finds that out, and what it had sent before
-                self.outbox.clear()
-                return
-            if sent == len(self.outbox[0]):
-                self.outbox.popleft()
-            else:
-                self.outbox[0] = self.outbox[0][sent:]
-
-    def receive(self) -> bool:
-        """Read what has arrived; return False when the worker has closed its end."""
-        while True:
-            try:
-                count = self.end.recv_into(self._wanted)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not count:
-                return False
-            # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
-            wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames, None)
-            if wanted is None:
-                return False
-            self._wanted = wanted
-
-    def close(self) -> None:
-        """Hang up, and let go of what only a reference cycle would keep."""
-        _hang_up(self.end)
-        self.descriptors.close()
-        self.unanswered.clear()
-        self._frames.close()
-        self.loans.close()
-
-
 class _ProcessPool(Pool):
     def __init__(self, work: Work, workers: int, context: Any) -> None:
         self.work = work
         self.workers = workers
+        self._context = context
+        self._payload: Payload | None = None
         self._owner = os.getpid()
         keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
-        self._peers: list[_Peer] = []
+        self._peers: list[Peer] = []
+        self._lost: list[BaseProcess] = []  # not waited for yet
         self._submitted = self._spare = 0  # tasks, and slots that none of the last few needed
         self._selector = selectors.DefaultSelector()
-        self._unstarted: deque[tuple[_Peer, list[socket.socket]]] = deque()
+        self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. Others get it pickled, once for all, unless it can only be inherited.
             payload = None
@@ -168,6 +120,8 @@ class _ProcessPool(Pool):
                 warn_before_fork(work.dataset)
             else:
                 payload = _payload_of(work)
+                # Kept for those that replace others: they are to see what these saw.
+                self._payload = payload if work.repeatable else None
             for worker in range(workers):
                 self._prepare(worker, context, payload)
         except BaseException:
@@ -195,10 +149,10 @@ class _ProcessPool(Pool):
         _worker_ends.update((worker_end, worker_fds))
         work = self.work if payload is None else None
         arguments = (worker_end, worker_fds, work, worker, self.workers)
-        peer = _Peer(context.Process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
+        peer = Peer(worker, context.Process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
         _processes.add(peer.process)
         peer.ready = payload is None
-        self._peers.append(peer)
+        self._peers[worker : worker + 1] = [peer]  # the next, or in the place of one that was lost
         self._unstarted.append((peer, [worker_end, worker_fds]))
         rank_end.setblocking(False)
         self._selector.register(rank_end, selectors.EVENT_READ, peer)
@@ -233,18 +187,20 @@ class _ProcessPool(Pool):
         return sum(len(peer.unanswered) for peer in self._peers)
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
-        if worker is None:
-            worker = min(range(self.workers), key=lambda one: len(self._peers[one].unanswered))
-        peer = self._peers[worker]
-        future = Future(worker)
+        future = Assigned(task, self._submitted)
+        self._submitted += 1
+        self._assign(future, min(self._peers, key=_load) if worker is None else self._peers[worker])
+        return future
+
+    def _assign(self, future: Assigned, peer: Peer) -> None:
+        future.worker = peer.worker
         peer.unanswered.append(future)
-        peer.outbox.extend(_frame(encode((task, *self._lend_slots(peer)))))
+        peer.outbox.extend(frame(encode((future.task, *self._lend_slots(peer)))))
         peer.send()
         if peer.end.fileno() < 0:
             self._bury(peer)
-        return future
 
-    def _lend_slots(self, peer: _Peer) -> tuple[list[int], list[int]]:
+    def _lend_slots(self, peer: Peer) -> tuple[list[int], list[int]]:
         """Return the slots that go back to a worker with its task, and those that it is to forget.
 
         A slot that one worker has to make replaces one that another does not need, so that together they have no more
@@ -256,7 +212,6 @@ class _ProcessPool(Pool):
         back, dropped = loans.lend(tasks)
         spare = sum(one.loans.spare for one in self._peers)
         self._spare = min(self._spare, spare)
-        self._submitted += 1
         surplus = self._spare if self._submitted % _SPARE_AFTER == 0 else 0
         if surplus:
             self._spare = spare - surplus
@@ -269,14 +224,11 @@ class _ProcessPool(Pool):
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not any(future.done() for future in futures):
-            left = _LIVENESS_S if deadline is None else min(deadline - time.monotonic(), _LIVENESS_S)
+            left = LIVENESS_S if deadline is None else min(deadline - time.monotonic(), LIVENESS_S)
             if left <= 0:
                 return False
             if not self._pump(left):
-                for peer in self._peers:
-                    if peer.started and not peer.process.is_alive():
-                        peer.receive()
-                        self._bury(peer)
+                self._look_after_workers()
         return True
 
     def _pump(self, timeout_s: float) -> bool:
@@ -292,22 +244,118 @@ class _ProcessPool(Pool):
                 if events & selectors.EVENT_WRITE:
                     chosen.data.send()
                 if events & selectors.EVENT_READ and not chosen.data.receive():
-                    self._bury(chosen.data)
+                    self._lose(chosen.data)
             if self._unstarted:
-                self._start_workers()
+                self._start_more()
         return bool(ready)
 
-    def _bury(self, peer: _Peer) -> None:
-        """Fail what a dead worker still owed."""
+    def _look_after_workers(self) -> None:
+        """Find those that died, or were stopped, although their sockets do not tell."""
+        self._check_owner()
+        stopped = []
+        with InterruptsHeld():
+            for peer in [one for one in self._peers if one.started and one.end.fileno() >= 0]:
+                if peer.stopped():
+                    stopped.append(described(peer))
+                    peer.remark = "headrace: the worker had been stopped by SIGSTOP, and was killed for that"
+                    peer.put_down()
+                elif peer.process.is_alive():
+                    continue
+                peer.receive()
+                self._lose(peer)
+            if self._unstarted:
+                self._start_more()
+        if stopped and self.work.repeatable:
+            warnings.warn(
+                f"{', '.join(stopped)}: somebody has sent SIGSTOP. It is killed, another takes its place, and its "
+                "tasks are computed again.",
+                stacklevel=7,
+            )
+
+    def _start_more(self) -> None:
+        try:
+            self._start_workers()
+        except OSError:  # no process is to be had
+            failed = [peer for peer in self._peers if peer.started and peer.process.pid is None]
+            if not (failed and self.work.repeatable):
+                raise
+            for peer in failed:
+                self._lose(peer)
+
+    def _lose(self, peer: Peer) -> None:
+        """Have what a lost worker owes computed by others, and let another process take its place."""
+        self._check_owner()
+        false_starts = 0 if peer.up else peer.false_starts + 1
+        if false_starts == _MOST_FALSE_STARTS:
+            peer.remark = (
+                f"headrace: {false_starts} processes in a row died as worker {peer.worker} before they could "
+                "do a task: unpickling the dataset, or worker_init_fn, may end them"
+            )
+        if self.broken or not self.work.repeatable or false_starts == _MOST_FALSE_STARTS:
+            self._bury(peer)
+            return
+        peer.put_down()
+        try:
+            self._prepare(peer.worker, self._context, self._payload)
+        except OSError as error:
+            self._peers[peer.worker] = peer
+            peer.remark = f"headrace: nothing could take its place: {error}"
+            self._bury(peer)
+            return
+        self._peers[peer.worker].false_starts = false_starts
+        self._hang_up(peer)
+        self._lost = [one for one in (*self._lost, peer.process) if one.pid is not None and one.is_alive()]
+        owed, peer.unanswered = peer.unanswered, deque()
+        peer.close()
+        if peer.up and owed:
+            owed[0].deaths += 1
+        for future in sorted(owed, key=_number):
+            if future.deaths < _MOST_DEATHS:
+                self._assign(future, min(self._peers, key=_load))
+        if owed and owed[0].deaths == _MOST_DEATHS:
+            self._blame(owed[0], peer)
+        self.note_restart()
+
+    def _bury(self, peer: Peer) -> None:
+        """Fail what a dead worker still owed: nobody takes its place."""
+        self._check_owner()
         self.breaks()
         peer.ready = True
+        self._hang_up(peer)
+        while peer.unanswered:
+            error = death(peer.process)
+            if peer.remark:
+                error.add_note(peer.remark)
+            peer.unanswered.popleft().fail(error)
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
+
+    def _blame(self, future: Assigned, peer: Peer) -> None:
+        error = death(peer.process)
+        last = str(error.__cause__).partition(") ")[2]
+        error.add_note(
+            f"headrace: {name_task(self.work, future.task)} ended {future.deaths} workers; the last one {last}"
+        )
+        future.fail(error)
+
+    def _hang_up(self, peer: Peer) -> None:
         if peer.end.fileno() >= 0:
             self._selector.unregister(peer.end)
-            _hang_up(peer.end)
+            hang_up(peer.end)
             peer.descriptors.close()
-        peer.process.join(_GRACE_S)
-        while peer.unanswered:
-            peer.unanswered.popleft().fail(_death(peer.process))
+
+    def describe(self, window: Sequence[Future]) -> str:
+        late = next(future for future in window if not future.done())
+        peer = self._peers[late.worker]
+        slow = peer.unanswered[0]
+        before = "" if slow is late else f", before {name_task(self.work, cast(Assigned, late).task)}"
+        more = len(peer.unanswered) - 1
+        return (
+            f"{described(peer)} is at {name_task(self.work, slow.task)}{before}, and has {more} more to do; "
+            f"{super().describe(window)}"
+        )
 
     def close(self) -> None:
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
@@ -318,76 +366,22 @@ class _ProcessPool(Pool):
                 for end in ends:
                     end.close()
             self._unstarted.clear()
+            self._payload = None
             peers, self._peers = self._peers, []
+            lost, self._lost = self._lost, []
             if sys.is_finalizing():
-                _dismiss(peers)  # a thread begun now would never run
+                dismiss(peers, lost)  # a thread begun now would never run
             elif peers:
                 # Told to stop from there too: ending takes the CPUs that the user's code is about to need.
-                threading.Thread(target=_dismiss, args=(peers,), name="headrace-reaper", daemon=True).start()
+                threading.Thread(target=dismiss, args=(peers, lost), name="headrace-reaper", daemon=True).start()
 
 
-def _dismiss(peers: Sequence[_Peer]) -> None:
-    """Tell workers to stop, and see that they do."""
-    for peer in peers:
-        peer.close()
-    _reap([peer.process for peer in peers if peer.process.pid is not None])
+def _load(peer: Peer) -> tuple[bool, bool, int]:
+    return peer.load
 
 
-def _hang_up(end: socket.socket) -> None:
-    """Close a socket for every process that may hold a copy of it: the worker reads an end of file."""
-    with suppress(OSError):  # the worker hung up first
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()
-
-
-def _reap(processes: Sequence[BaseProcess]) -> None:
-    """Wait for processes that were told to stop, together; terminate, then kill, those that do not."""
-    waiting = list(processes)
-    for hurry in (None, "terminate", "kill"):
-        for process in waiting if hurry else ():
-            getattr(process, hurry or "")()
-        deadline = time.monotonic() + _GRACE_S
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            # Where SIGCHLD is ignored only the sentinel tells that a process has ended.
-            ended = connection.wait([process.sentinel for process in waiting], left)
-            waiting = [process for process in waiting if process.sentinel not in ended and process.is_alive()]
-    for process in processes:
-        # The sentinel fires a moment before there is an exit status. The process is not closed: should the interpreter
-        # be about to end, multiprocessing would stumble over it.
-        process.join(_LIVENESS_S)
-
-
-def _death(process: BaseProcess) -> WorkerDied:
-    code = process.exitcode
-    if code is not None and code < 0:
-        how = f"is killed by signal: {strsignal(-code) or Signals(-code).name}. "
-        hint = "The kernel kills with SIGKILL when memory runs out. " if -code == Signals.SIGKILL else ""
-    else:
-        how = f"exited unexpectedly with exit code {code}. "
-        hint = "Rerunning with num_workers=0 may show where. "
-    error = WorkerDied(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
-    error.__cause__ = RuntimeError(f"DataLoader worker (pid {process.pid}) {how}{hint}".rstrip())
-    return error
-
-
-def _frame(parts: Sequence[memoryview]) -> list[memoryview]:
-    """Put the number of parts and their lengths in bytes before the parts."""
-    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
-    return [memoryview(head), *(part for part in parts if len(part))]
-
-
-def _read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, None, None]:
-    """Yield the memory to be filled next, for ever; call `deliver` with each frame's parts."""
-    while True:
-        head = bytearray(_COUNT.size)
-        yield memoryview(head)
-        sizes = bytearray(_COUNT.size * _COUNT.unpack(head)[0])
-        if sizes:
-            yield memoryview(sizes)
-        parts = [bytearray(size) for (size,) in _COUNT.iter_unpack(sizes)]
-        yield from (memoryview(part) for part in parts if part)
-        deliver(parts)
-        del parts  # the batch's memory belongs to the user now
+def _number(future: Assigned) -> int:
+    return future.number
 
 
 def _payload_of(work: Work) -> Payload | None:
@@ -408,7 +402,7 @@ def _worker_main(
         if work is None:
             keep_freed_memory()
             work = receive(descriptors)
-            end.sendall(_COUNT.pack(0))  # ready: the next worker may be started
+            end.sendall(EMPTY_FRAME)  # ready: the next worker may be started
         ring = Ring(descriptors)
         writer = SlotWriter(ring)
         if work.collate_fn is default_collate:
@@ -421,6 +415,7 @@ def _worker_main(
             worker = work.start_worker(worker_id, workers)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             refusal = Failure.of(error, where)
+        end.sendall(EMPTY_FRAME)  # up: whatever ends this process from now on is a task
         for task, returned, dropped in _tasks(end):
             for slot in returned:
                 ring.release(slot)
@@ -443,7 +438,7 @@ def _worker_main(
                     error.add_note(f"headrace: the batch cannot be pickled: {culprit(outcome, 'batch', error)}")
                 failure = Failure.of(error, where)
                 parts = writer.write(Remarked(remarks, failure) if remarks else failure)
-            for part in _frame(parts):
+            for part in frame(parts):
                 end.sendall(part)
             del outcome, parts
     except (KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
@@ -454,9 +449,9 @@ def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int], list[int]], N
     """Yield tasks, each with the slots that the rank gives back along with it, and those that are to be forgotten."""
     rank = os.getppid()
     received: list[tuple[Task, list[int], list[int]]] = []
-    frames = _read_frames(lambda parts: received.append(decode(parts)))
+    frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _LIVENESS_S, 0))
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", LIVENESS_S, 0))
     while os.getppid() == rank:
         try:
             count = end.recv_into(wanted)

@@ -25,7 +25,8 @@ class Stats:
         wait_s: Time the caller spent inside `next()`, in seconds: with workers, waiting for them.
         elapsed_s: Time from the first `next()` of each pass to its last, in seconds: training and waiting. Passes that
             overlap count twice.
-        restarts: How often workers were replaced because one of them had died.
+        restarts: How often a worker took the place of one that had died; where the pass ended with that, how often
+            new workers took the place of all.
         slots: Shared memory slots that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
         replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
@@ -65,6 +66,7 @@ class Meter:
         self._broken = False
         self._pool = weakref.ref(pool)
         pool.when_broken = self._note_broken
+        pool.when_restarted = self._note_restarted
 
     def _note_broken(self) -> None:
         self._broken = True
@@ -74,6 +76,9 @@ class Meter:
         self.replaced += 1
         self._replacements.append(replaced)
         _log.warning("%s", replaced)
+
+    def _note_restarted(self) -> None:
+        self.restarts += 1
 
     def read(self) -> Stats:
         """Return the figures as they are now."""

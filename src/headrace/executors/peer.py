@@ -1,0 +1,240 @@
+"""The rank's view of one worker process: its socket, what it owes, its shared memory, and how it ended."""
+
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from signal import Signals, strsignal
+
+from headrace.errors import SlotTooLarge, WorkerDied
+from headrace.executors.base import Future
+from headrace.memory.codec import lift
+from headrace.memory.pickling import decode
+from headrace.memory.slots import Loans
+from headrace.types import Task
+
+LIVENESS_S = 1
+"""How often either side looks whether the other still lives, should the closed socket not tell."""
+
+GRACE_S = 5.0
+"""How long workers that are told to stop may take before they are terminated, all together."""
+
+_COUNT = struct.Struct("<Q")
+
+EMPTY_FRAME = _COUNT.pack(0)
+"""What a worker sends when it has unpickled its work, if that had to be, and when it is set up for tasks."""
+
+_STATES = {"R": "running", "S": "sleeping", "D": "in disk sleep", "T": "stopped", "t": "stopped by a debugger"}
+
+
+class Assigned(Future):
+    """The future of a task that a worker process was given.
+
+    Attributes:
+        task: What it is.
+        number: How many tasks were submitted before it.
+        deaths: How many workers died while it was the one that they were at.
+    """
+
+    __slots__ = ("deaths", "number", "task")
+
+    def __init__(self, task: Task, number: int) -> None:
+        super().__init__(-1)
+        self.task = task
+        self.number = number
+        self.deaths = 0
+
+
+class Peer:
+    """One worker: its process, its socket, the tasks it has not answered, oldest first.
+
+    Attributes:
+        started: Whether the process was started.
+        ready: Whether it has unpickled its work, so that the next may be started.
+        up: Whether it is set up: what ends it from now on is a task.
+        false_starts: How many processes with the same number died, one after another, before they were up.
+        remark: What to add to the error about its end.
+    """
+
+    def __init__(self, worker: int, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
+        self.worker = worker
+        self.process = process
+        self.started = self.ready = self.up = False
+        self.false_starts = 0
+        self.remark = ""
+        self.end = end
+        self.descriptors = descriptors
+        self.loans = Loans(descriptors)
+        self.unanswered: deque[Assigned] = deque()
+        self.outbox: deque[memoryview] = deque()
+        self._stopped_s: float | None = None
+        self._frames = read_frames(self._answer)
+        self._wanted = next(self._frames)
+
+    def _answer(self, parts: list[bytearray]) -> None:
+        if not parts:
+            self.up = self.ready
+            self.ready = True
+            return
+        future = self.unanswered.popleft()
+        try:
+            lifted = lift(parts, self.loans)
+            future.size_bytes = sum(map(len, lifted))
+            future.resolve_later(partial(decode, lifted))
+        except SlotTooLarge as error:
+            future.fail(error)
+
+    @property
+    def load(self) -> tuple[bool, bool, int]:
+        """What the peer that gets the next task has the least of.
+
+        That is a lost one that nobody replaced, so that the loss shows; then those that are up; then what is to be
+        done.
+        """
+        return self.end.fileno() >= 0, not self.up, len(self.unanswered)
+
+    def send(self) -> None:
+        """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
+        while self.outbox:
+            try:
+                sent = self.end.send(self.outbox[0])
+            except BlockingIOError:
+                return
+            except OSError:  # the worker is gone; reading finds that out, and what it had sent before
+                self.outbox.clear()
+                return
+            if sent == len(self.outbox[0]):
+                self.outbox.popleft()
+            else:
+                self.outbox[0] = self.outbox[0][sent:]
+
+    def receive(self) -> bool:
+        """Read what has arrived; return False when the worker has closed its end."""
+        while True:
+            try:
+                count = self.end.recv_into(self._wanted)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not count:
+                return False
+            # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
+            wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames, None)
+            if wanted is None:
+                return False
+            self._wanted = wanted
+
+    def stopped(self) -> bool:
+        """Tell whether the process is stopped, and was when this was asked before, some time ago.
+
+        Once is not enough: a job that is stopped and continued as a whole looks so for a moment.
+        """
+        now_s, before_s = time.monotonic(), self._stopped_s
+        self._stopped_s = None
+        if state_of(self.process.pid) != "T":
+            return False
+        self._stopped_s = now_s if before_s is None else before_s
+        return now_s - self._stopped_s >= LIVENESS_S / 2
+
+    def put_down(self) -> None:
+        """Kill a process that is lost but may be there: another is about to take its number."""
+        # Where SIGCHLD is ignored its number might belong to a stranger, so that the sentinel is asked first.
+        if self.process.pid is not None and not connection.wait([self.process.sentinel], 0):
+            self.process.kill()
+
+    def close(self) -> None:
+        """Hang up, and let go of what only a reference cycle would keep."""
+        hang_up(self.end)
+        self.descriptors.close()
+        self.unanswered.clear()
+        self._frames.close()
+        self.loans.close()
+
+
+def hang_up(end: socket.socket) -> None:
+    """Close a socket for every process that may hold a copy of it: the worker reads an end of file."""
+    with suppress(OSError):  # the worker hung up first
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def dismiss(peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+    """Tell workers to stop, and see that they do, and that those are gone that were lost before."""
+    for peer in peers:
+        peer.close()
+    _reap([one for one in (*(peer.process for peer in peers), *lost) if one.pid is not None])
+
+
+def _reap(processes: Sequence[BaseProcess]) -> None:
+    """Wait for processes that were told to stop, together; terminate, then kill, those that do not."""
+    waiting = list(processes)
+    for hurry in (None, "terminate", "kill"):
+        for process in waiting if hurry else ():
+            getattr(process, hurry or "")()
+        deadline = time.monotonic() + GRACE_S
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            # Where SIGCHLD is ignored only the sentinel tells that a process has ended.
+            ended = connection.wait([process.sentinel for process in waiting], left)
+            waiting = [process for process in waiting if process.sentinel not in ended and process.is_alive()]
+    for process in processes:
+        # The sentinel fires a moment before there is an exit status. The process is not closed: should the interpreter
+        # be about to end, multiprocessing would stumble over it.
+        process.join(LIVENESS_S)
+
+
+def death(process: BaseProcess) -> WorkerDied:
+    """Wait for the end of a process that is ending, and return torch's error about it."""
+    if process.pid is not None:
+        process.join(GRACE_S)
+    code = process.exitcode
+    if code is not None and code < 0:
+        how = f"is killed by signal: {strsignal(-code) or Signals(-code).name}. "
+        hint = "The kernel kills with SIGKILL when memory runs out. " if -code == Signals.SIGKILL else ""
+    else:
+        how = f"exited unexpectedly with exit code {code}. "
+        hint = "Rerunning with num_workers=0 may show where. "
+    error = WorkerDied(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+    error.__cause__ = RuntimeError(f"DataLoader worker (pid {process.pid}) {how}{hint}".rstrip())
+    return error
+
+
+def state_of(pid: int | None) -> str:
+    """Return the kernel's letter for what a process does: "R", "S", "D", "T"; "" where there is no telling."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def described(peer: Peer) -> str:
+    """Return a worker's number, its process and what that does."""
+    state = state_of(peer.process.pid)
+    what = f", {_STATES.get(state, f'in state {state}')}" if state else ""
+    return f"worker {peer.worker} (pid {peer.process.pid}{what})"
+
+
+def frame(parts: Sequence[memoryview]) -> list[memoryview]:
+    """Put the number of parts and their lengths in bytes before the parts."""
+    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
+    return [memoryview(head), *(part for part in parts if len(part))]
+
+
+def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, None, None]:
+    """Yield the memory to be filled next, for ever; call `deliver` with each frame's parts."""
+    while True:
+        head = bytearray(_COUNT.size)
+        yield memoryview(head)
+        sizes = bytearray(_COUNT.size * _COUNT.unpack(head)[0])
+        if sizes:
+            yield memoryview(sizes)
+        parts = [bytearray(size) for (size,) in _COUNT.iter_unpack(sizes)]
+        yield from (memoryview(part) for part in parts if part)
+        deliver(parts)
+        del parts  # the batch's memory belongs to the user now

@@ -1,0 +1,184 @@
+"""Workers that die at random, again and again: every sample comes once, in order, with the same bits."""
+
+import os
+import random
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from executors.mortal_datasets import end_process, once_more
+from headrace import DataLoader
+
+SOAK_S = float(os.environ.get("HEADRACE_SOAK_S", "60"))
+"""How long the soak lasts, in seconds."""
+
+MEAN_S = 0.1
+"""How long it takes from one kill to the next, on average."""
+
+TASK_S = 0.004
+"""How long a batch takes its worker."""
+
+WAYS = ("SIGKILL", "SIGSEGV", "SIGTERM", "exit", "leave")
+
+
+class Doomed(Dataset[Any]):
+    """Samples with random parts; at some visits, chosen by a seed, the worker ends."""
+
+    def __init__(self, folder: Path, seed: int, length: int, stops: bool) -> None:
+        draw = random.Random(seed)
+        self.folder, self.length = folder, length
+        self.ends = {index: (draw.choice(WAYS), draw.sample(range(3), 2)) for index in draw.sample(range(length), 5)}
+        if stops:
+            self.ends[draw.choice(sorted(self.ends))] = ("SIGSTOP", [1])
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = torch.rand(6_000 if index % 3 else 2)  # some through a slot, some through the socket
+        if index in self.ends and get_worker_info() is not None:
+            how, visits = self.ends[index]
+            if next(visit for visit in count() if once_more(self.folder, f"{index} {visit}", 1)) in visits:
+                end_process(how)
+        return index, drawn
+
+
+def one_by_one(samples: list[Any]) -> list[Any]:
+    """Collate nothing."""
+    return samples
+
+
+def equal(batches: list[Any], others: list[Any]) -> bool:
+    return len(batches) == len(others) and all(
+        len(one) == len(other)
+        and all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in zip(one, other, strict=True))
+        for one, other in zip(batches, others, strict=True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:worker")
+@pytest.mark.parametrize("seed", range(8))
+def test_three_epochs_of_random_deaths(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    dataset = Doomed(tmp_path, seed, draw.randrange(40, 80), stops=seed % 4 == 3)
+    options: dict[str, Any] = {"batch_size": draw.choice([1, 3, 4]), "shuffle": True, "seed": seed}
+    options["collate_fn"] = one_by_one
+    loader = DataLoader(
+        dataset,
+        num_workers=draw.choice([2, 3]),
+        persistent_workers=draw.random() < 0.5,
+        multiprocessing_context="forkserver" if seed == 2 else "fork",
+        **options,
+    )
+    plain = DataLoader(dataset, **options)
+    for _ in range(3):
+        assert equal(list(loader), list(plain))
+    assert loader.stats().restarts >= 2 * len(dataset.ends) - 1
+
+
+class Busy(Dataset[Any]):
+    """Samples that take their time."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        ends = time.perf_counter() + TASK_S
+        while time.perf_counter() < ends:
+            time.sleep(TASK_S / 4)  # the work itself, as of storage; nothing is waited for by it
+        return torch.cat([torch.tensor([float(index)]), torch.rand(8_000)])
+
+
+class Killer:
+    """A thread that kills one of a reader's workers every so often, at moments and by choices of a seed.
+
+    Attributes:
+        reader: Whose.
+        kills: When, in the clock of `time.perf_counter`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.reader: Any = None
+        self.kills: list[float] = []
+        self._killed: list[int] = []
+        self._draw = random.Random(seed)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="killer")
+
+    def _run(self) -> None:
+        while not self._over.wait(self._draw.expovariate(1 / MEAN_S)):
+            pids = {worker.pid for worker in getattr(self.reader, "_workers", ())} - {None, *self._killed}
+            if pids:
+                self._killed.append(self._draw.choice(sorted(pids)))
+                os.kill(self._killed[-1], signal.SIGKILL)
+                self.kills.append(time.perf_counter())
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._thread.join()
+
+
+def gaps(reader: Any, expected: list[Any]) -> list[tuple[float, float]]:
+    """Read a pass, compare it, and return when each wait for a batch began and ended."""
+    waits = []
+    batches = iter(reader)
+    for plain in expected:
+        began = time.perf_counter()
+        batch = next(batches)
+        waits.append((began, time.perf_counter()))
+        assert torch.equal(batch, plain)
+    assert next(batches, None) is None
+    return waits
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S + 240)
+def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
+    loader = DataLoader(Busy(), num_workers=2, multiprocessing_context="fork", persistent_workers=True, **options)
+    plain = DataLoader(Busy(), **options)
+    expected = list(plain)
+    quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
+    killer, waits, epochs = Killer(seed=11), list[tuple[float, float]](), 0
+    with killer.at_work():
+        over = time.perf_counter() + SOAK_S
+        while time.perf_counter() < over:
+            loader.set_epoch(0)
+            killer.reader = iter(loader)
+            waits += gaps(killer.reader, expected)
+            epochs += 1
+        killer.reader = None
+    # The delay of a kill: how much longer than usual the longest wait takes that is under way then or among the next.
+    usual_s = statistics.median(quiet)
+    delays = []
+    place = 0
+    for kill in killer.kills:
+        while place < len(waits) and waits[place][1] < kill:
+            place += 1
+        if near := waits[place : place + 6]:
+            delays.append(max(0.0, max(end - began for began, end in near) - usual_s))
+    delays.sort()
+    median_ms, p99_ms = statistics.median(delays) * 1e3, delays[int(len(delays) * 0.99)] * 1e3
+    with capsys.disabled():
+        print(
+            f"\n{len(killer.kills)} kills in {SOAK_S:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs; "
+            f"a batch takes {usual_s * 1e3:.1f} ms; a kill adds {median_ms:.1f} ms (median), {p99_ms:.1f} ms (p99)"
+        )
+    assert len(killer.kills) > SOAK_S / MEAN_S / 2
+    assert len(killer.kills) - 2 <= loader.stats().restarts <= len(killer.kills)  # the last may not be noticed any more
