@@ -9,7 +9,17 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
-from headrace import Balanced, DataLoader, InlineExecutor, ProcessExecutor, Sequential, Subset, Weighted, World
+from headrace import (
+    Balanced,
+    DataLoader,
+    InlineExecutor,
+    ProcessExecutor,
+    Sequential,
+    Shuffled,
+    Subset,
+    Weighted,
+    World,
+)
 from headrace.testing import FakeDataset
 
 
@@ -127,3 +137,11 @@ def test_inline_overrides_the_number_of_workers() -> None:
         loader = DataLoader(FakeDataset(5), num_workers=2, executor=executor, timeout=1)  # type: ignore[arg-type]
         assert len(list(loader)) == 5
         assert not iter(loader)._workers
+
+
+def test_a_rebuild_with_the_loaders_own_sampler_passes_what_the_first_was_given() -> None:
+    first = DataLoader(FakeDataset(5), batch_size=2, on_error="replace", tail="exact", order=Shuffled())
+    again = DataLoader(
+        FakeDataset(5), batch_sampler=first.batch_sampler, on_error="replace", tail="exact", order=Shuffled()
+    )
+    assert sorted(index for batch in again for index in batch["index"].tolist()) == list(range(5))

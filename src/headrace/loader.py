@@ -145,7 +145,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_order=in_order,
         )
         self._user_order = sampler is not None or batch_sampler is not None
-        options.check(self, own_sampler=self._user_order)
+        # A framework that rebuilds a loader passes ours on; whatever else it passes was the first loader's.
+        own_sampler = self._user_order and not isinstance(
+            getattr(batch_sampler, "sampler", sampler), sampling.AutoSampler
+        )
+        options.check(self, own_sampler)
         self._iterable = is_iterable(dataset)
         self._streams = 0
         self._meter = Meter()
@@ -167,7 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._schedule.order is not None:
             # torch's __setattr__ refuses `sampler` from here on.
             self.__dict__["sampler"] = sampling.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
-        elif self._user_order and not isinstance(getattr(batch_sampler, "sampler", sampler), sampling.AutoSampler):
+        elif own_sampler:
             options.warn_ignored(self)
 
     def set_epoch(self, epoch: int) -> None:
