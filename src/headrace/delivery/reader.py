@@ -15,7 +15,7 @@ from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
 from headrace.interrupts import InterruptsHeld
 from headrace.telemetry.stats import Meter
-from headrace.types import Remark, Task
+from headrace.types import PlanTask, Remark, Task
 from headrace.work import STREAM_END, Portion, Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
@@ -171,10 +171,10 @@ class Reader(Iterator[Any]):
             for task in self._tasks:  # faster than next()
                 try:
                     outcome = direct.run_inline(task)
-                except KeyboardInterrupt:
-                    self._tasks = chain((task,), self._tasks)  # its turn comes again
-                    raise
-                except BaseException:
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt) and type(task) is PlanTask:
+                        self._tasks = chain((task,), self._tasks)  # its turn comes again; elsewhere torch skips it
+                        raise
                     self._tell_observers(self._number, 0, self._size(task))
                     self._number += 1
                     self._heed(direct.remarks)
@@ -219,7 +219,12 @@ class Reader(Iterator[Any]):
             if future.remarks:
                 self._heed(future.remarks)
             if outcome is not STREAM_END:
-                self._submit_next()
+                try:
+                    self._submit_next()
+                except Exception:  # the user's sampler raised: with torch, too, its error takes this batch's place
+                    self._window.remove(future)
+                    self._tell_observers(future.number, future.worker, future.samples)
+                    raise
                 self._meter.received_bytes += future.size_bytes
                 self._hand_over(future.number, future.worker, samples, resume)
                 self._window.remove(future)
