@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from headrace.plan import Order, Plan, Sequential, Shuffled, Subset
+from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
 from headrace.types import World
 
 UNLIKELY = 1e-4
@@ -181,3 +181,22 @@ def test_orders_travel_to_workers(order: Order) -> None:
     copy = pickle.loads(pickle.dumps(order))
     assert copy.random == order.random
     assert epoch_of(copy, 4, seed=5) == epoch_of(order, 4, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("order", "line"),
+    [
+        (Sequential(), "Sequential()"),
+        (Shuffled(), "Shuffled()"),
+        (Subset([1, 2, 3]), "Subset(3#77ba1ae68d5afbb4, False)"),
+        (Subset(np.array([1, 2, 3], np.int16)), "Subset(3#77ba1ae68d5afbb4, False)"),
+        (Subset([1, 2, 3], shuffle=True), "Subset(3#77ba1ae68d5afbb4, True)"),
+        (Weighted([1, 2]), "Weighted(2#4d390aa17e8c1093, None)"),
+        (Weighted([1, 2], num_samples=9), "Weighted(2#4d390aa17e8c1093, 9)"),
+        (Balanced(["a", "b", "a"]), "Balanced(2#1ebcf2e6c5f6c017, 3#add34d8899c563cc, 3#1d963967b6b6b7e0, None)"),
+    ],
+)
+def test_the_line_that_describes_an_order_is_frozen(order: Order, line: str) -> None:
+    """States on disk hold it: one that changed would be refused."""
+    assert order.described == line
+    assert pickle.loads(pickle.dumps(order)).described == line

@@ -6,6 +6,7 @@ import json
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import cached_property
 from pickle import UnpicklingError
 from typing import Any
 
@@ -60,7 +61,7 @@ class Pass(Observer, ABC):
             raise StateMismatch(
                 'state["rank_local"] is empty: it was changed by hand, or saved by another kind of loader.'
             )
-        self._base = self._schedule.state_at(start.epoch, start.samples, start.rank_local)
+        self.__dict__.pop("_base", None)
         self._count = 0  # batches delivered since
         # Tasks done without a gap, counted from the start, and those done beyond one.
         self._done = 0
@@ -68,6 +69,11 @@ class Pass(Observer, ABC):
 
     def _take(self) -> None:
         """Take what the state holds for this kind of pass."""
+
+    @cached_property
+    def _base(self) -> State:
+        """The state at the start; not worked out before it is asked for, since describing an order may take long."""
+        return self._schedule.state_at(self.start.epoch, self.start.samples, self.start.rank_local)
 
     @property
     def resumed(self) -> bool:

@@ -34,8 +34,9 @@ def _described(parameter: Any) -> str:
     if not isinstance(parameter, np.ndarray):
         return repr(parameter)
     # Equal numbers have equal bytes as the widest type of their kind; objects have none.
-    wide = parameter.astype({"i": np.int64, "u": np.int64, "f": np.float64}.get(parameter.dtype.kind, parameter.dtype))
-    data = repr(wide.tolist()).encode() if wide.dtype.kind == "O" else wide.tobytes()
+    kind = parameter.dtype.kind
+    wide = parameter.astype({"i": np.int64, "u": np.int64, "f": np.float64}.get(kind, parameter.dtype), copy=False)
+    data = repr(wide.tolist()).encode() if kind == "O" else np.ascontiguousarray(wide).view(np.uint8).data
     return f"{len(parameter)}#{hashlib.blake2b(data, digest_size=8).hexdigest()}"
 
 
