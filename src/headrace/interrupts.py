@@ -7,14 +7,6 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-def let_go() -> None:
-    """Put back the handler from before, in a process that was forked inside of a block, as workers are."""
-    handler = signal.getsignal(signal.SIGINT)
-    while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
-        handler = owner._before
-        signal.signal(signal.SIGINT, handler)
-
-
 class InterruptsHeld:
     """A block at whose end, rather than in whose middle, a Ctrl-C raises; not to be nested around waiting.
 
@@ -42,3 +34,18 @@ class InterruptsHeld:
             signal.signal(signal.SIGINT, self._before)
             if self._frame is not None:
                 self._before(signal.SIGINT, self._frame)
+
+
+class Interruptible:
+    """A worker's work: only within it a Ctrl-C raises, even if the process was forked inside of an `InterruptsHeld`."""
+
+    def __enter__(self) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
+            handler = owner._before
+            signal.signal(signal.SIGINT, handler)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

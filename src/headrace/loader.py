@@ -26,7 +26,7 @@ from headrace.work import Work, is_iterable
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
     """Torch's DataLoader, split exactly over the ranks of a distributed run.
 
     All of torch's arguments mean what they mean there. In one process and with none of the arguments below,
@@ -153,8 +153,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._iterable = is_iterable(dataset)
         self._streams = 0
         self._meter = Meter()
-        self._accelerated = False
-        self.end_of_dataloader, self.remainder = False, -1  # Accelerate's names, kept for it
         self._schedule = Schedule(
             dataset=self.dataset,
             batch_size=batch_size or 1,
@@ -453,34 +451,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Warn about more workers than CPUs, as torch does, where the workers take this machine's."""
         if options.executor_of(self.executor, self.num_workers).local:
             super().check_worker_number_rationality()
-
-    # Hugging Face Accelerate.
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks this in `prepare`: a loader that splits the data by itself is handed back as it is."""
-        if self._user_order or (self._iterable and not self._schedule.splits_stream()):
-            return False
-        if accelerate.in_use():
-            self._is_accelerate_prepared = True  # asked by `prepare_data_loader` alone, it would not come back to say
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, prepared: bool) -> None:
-        self._accelerated = self._schedule.pads_last = prepared
-
-    @property
-    def total_batch_size(self) -> int:
-        """Samples per step over all ranks, under the name that Accelerate uses."""
-        return (self.batch_size or 1) * self._schedule.world().size
-
-    @property
-    def total_dataset_length(self) -> int:
-        """Samples in the dataset, under the name that Accelerate uses."""
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def _link(self, steps: int, remainder: int) -> accelerate.AccelerateLink | None:
-        return accelerate.AccelerateLink(self, steps, remainder) if self._accelerated else None
 
 
 def _resolve_order(order: Order | None, shuffle: bool) -> Order:

@@ -116,3 +116,43 @@ def in_use() -> bool:
     """Tell whether this process has an Accelerate state; without one nobody keeps its books."""
     accelerate = sys.modules.get("accelerate")
     return accelerate is not None and accelerate.state.PartialState._shared_state != {}
+
+
+class Prepared:
+    """What Accelerate looks for in a loader, under its names; a part of the loader.
+
+    Attributes:
+        end_of_dataloader: Whether the batch handed out last is the last of the pass.
+        remainder: Samples of the last global batch that are no pads; 0 for all, -1 for unknown.
+    """
+
+    _accelerated = False
+    end_of_dataloader = False
+    remainder = -1
+
+    @property
+    def _is_accelerate_prepared(self: Any) -> bool:
+        """Accelerate asks this in `prepare`: a loader that splits the data by itself is handed back as it is."""
+        if self._user_order or (self._iterable and not self._schedule.splits_stream()):
+            return False
+        if in_use():
+            self._is_accelerate_prepared = True  # asked by `prepare_data_loader` alone, it would not come back to say
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self: Any, prepared: bool) -> None:
+        self._accelerated = self._schedule.pads_last = prepared
+
+    @property
+    def total_batch_size(self: Any) -> int:
+        """Samples per step over all ranks, under the name that Accelerate uses."""
+        size: int = self._schedule.world().size
+        return (self.batch_size or 1) * size
+
+    @property
+    def total_dataset_length(self: Any) -> int:
+        """Samples in the dataset, under the name that Accelerate uses."""
+        return len(self.dataset)
+
+    def _link(self, steps: int, remainder: int) -> AccelerateLink | None:
+        return AccelerateLink(self, steps, remainder) if self._accelerated else None

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import process as processes_of_python
 from multiprocessing.process import BaseProcess
@@ -36,7 +37,7 @@ from headrace.executors.peer import (
     read_frames,
 )
 from headrace.forking import warn_before_fork
-from headrace.interrupts import InterruptsHeld, let_go
+from headrace.interrupts import Interruptible, InterruptsHeld
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.payload import Payload, receive
@@ -397,8 +398,8 @@ def _worker_main(
 ) -> None:
     """Answer tasks until the rank hangs up or dies."""
     where = f"in DataLoader worker process {worker_id}"
-    try:
-        let_go()  # not sooner: an interrupt before this line would end in a traceback of multiprocessing's
+    # An interrupt before the first or after the last line in here would end in a traceback of multiprocessing's.
+    with suppress(KeyboardInterrupt, BrokenPipeError, ConnectionResetError), Interruptible():
         if work is None:
             keep_freed_memory()
             work = receive(descriptors)
@@ -441,8 +442,6 @@ def _worker_main(
             for part in frame(parts):
                 end.sendall(part)
             del outcome, parts
-    except (KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
-        return  # the rank was interrupted, or hung up before the batch was done
 
 
 def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int], list[int]], None, None]:
