@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from headrace.cli.verify_digest import DigestingCollate, Fold, differing, digest
 
@@ -125,10 +126,9 @@ def test_what_has_no_content_is_named() -> None:
 
 
 def test_images() -> None:
-    image = pytest.importorskip("PIL.Image")
-    red, blue = (image.new("RGB", (2, 3), colour) for colour in ("red", "blue"))
+    red, blue = (Image.new("RGB", (2, 3), colour) for colour in ("red", "blue"))
     assert digest(red).whole == digest(red.copy()).whole != digest(blue).whole
-    assert digest(red).whole != digest(image.new("RGB", (3, 2), "red")).whole
+    assert digest(red).whole != digest(Image.new("RGB", (3, 2), "red")).whole
 
 
 def test_samples_are_digested_before_the_users_collation() -> None:
