@@ -21,7 +21,7 @@ from headrace.schedule import Schedule, draw_base_seed
 from headrace.share import StreamShare
 from headrace.telemetry.stats import Meter, Stats
 from headrace.types import IndexTask, OnError, StreamTask, Tail, Task, World
-from headrace.work import Work, is_iterable
+from headrace.work import Work, has_state, is_iterable
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -223,6 +223,17 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         """
         state = State.read(state_dict)
         self._schedule.load(state)
+        if (
+            state.mode == "stream"
+            and state.samples
+            and not self._schedule.keys_stream()
+            and not has_state(self.dataset)
+        ):
+            warnings.warn(
+                "the state of an iterable dataset brings back its place by reading it again: if its order comes from "
+                "the global random generators, samples may be lost or doubled. With seed= it is exact.",
+                stacklevel=2,
+            )
         if state.mode in ("parity", "sampler") and state.samples:
             warnings.warn(
                 "the state of a loader without a plan brings back the order, but not the random numbers that the "
@@ -232,6 +243,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
     def _samplers(self) -> list[Any]:
         """Return the user's samplers, outermost first."""
+        if not self._user_order:
+            return []
         parts = (self.batch_sampler, self.sampler, getattr(self.batch_sampler, "sampler", None))
         return [part for part in parts if part is not None and not isinstance(part, sampling.AutoSampler)]
 
@@ -289,7 +302,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         self._schedule.begin()
         reading = PlanPass(self._schedule, plan, self.in_order or not executor.prefetches)
         left = plan.samples - reading.start.samples
-        link = self._link(reading.steps, 0 if plan.tail == "drop" else left % plan.global_batch)
+        link = self._link(lambda: reading.steps, 0 if plan.tail == "drop" else left % plan.global_batch)
         pool = self._iterator if persistent else None
         if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
             self._iterator = pool = None  # the old workers go before the new come
@@ -306,6 +319,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             keep_pool=persistent,
             observers=[reading] if link is None else [reading, link],
             revise=reading.revised,
+            again=reading.tasks,
         )
 
     def _read_sampler(self, executor: Executor, persistent: bool) -> Reader:
@@ -314,7 +328,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         own = [self.generator, *(getattr(one, "generator", None) for one in samplers)]
         generators = list(dict.fromkeys(one for one in own if isinstance(one, torch.Generator)))
         reading = SamplerPass(self._schedule, samplers, generators, partial(len, self._index_sampler))
-        link = self._link(len(self) if self._accelerated else -1, 0)
+        link = self._link(lambda: len(self) - reading.behind, 0)
         observers: list[Observer] = [reading] if link is None else [reading, link]
         reader = self._iterator if persistent else None
         with reading.as_it_began():
@@ -338,9 +352,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
         if promised is not None:
             observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
-        link = self._link(-1, 0)
+        link = self._link(lambda: -1, 0)
         ahead = None if link is None else accelerate.OneAhead(link, observers)
-        observers = observers if ahead is None else [ahead]
+        observers = observers if ahead is None else [ahead.told]
         reader = self._iterator if persistent else None
         if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
             reader.restart(self._tasks(), observers)

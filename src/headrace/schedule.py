@@ -22,11 +22,13 @@ class Start:
         epoch: From 0.
         samples: How many of the epoch's samples were delivered before.
         rank_local: As in `State`.
+        loaded: Whether a state says so.
     """
 
     epoch: int = 0
     samples: int = 0
     rank_local: str = ""
+    loaded: bool = False
 
 
 class HasState(Protocol):
@@ -236,14 +238,14 @@ class Schedule:
         keyed = state.mode == "plan" or (state.mode == "stream" and self.keys_stream())
         if keyed and self.seed not in (None, state.seed):
             raise mismatch("seed", state.seed, self.seed, "Pass the state's seed, or leave it out to go on with it.")
-        start = Start(state.epoch, state.samples, state.rank_local)
+        start = Start(state.epoch, state.samples, state.rank_local, loaded=True)
         if state.mode == "plan":
             assert self.order is not None
             samples = self.order.samples(length)
             if state.samples > samples:
                 raise StateMismatch(f'state["samples"] is {state.samples}, and the epoch has {samples}.')
             if state.samples == samples:
-                start = Start(state.epoch + 1)
+                start = Start(state.epoch + 1, loaded=True)
         self.start, self.latest, self._abandoned, self._offset = start, None, None, None
         self._state_seed = state.seed if keyed else None
 

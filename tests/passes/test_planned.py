@@ -4,6 +4,8 @@ import copy
 import io
 import json
 import pickle
+import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.utils.data import Dataset
 
 from headrace import DataLoader, Plan, Sequential, Weighted, World
 from headrace.testing import FakeDataset, ManualExecutor
+from interrupts import default_interrupts
 
 LENGTH = 23
 
@@ -160,6 +163,70 @@ def test_an_epoch_set_after_iter_restarts_the_prefetch() -> None:
     reader = iter(loader)
     loader.set_epoch(0)
     assert read(reader) == read(planned())
+
+
+def test_a_loader_level_epoch_is_taken_literally_after_a_sampler_level_one() -> None:
+    loader = planned()
+    loader.load_state_dict(loader.state_dict() | {"epoch": 3})
+    loader.sampler.set_epoch(0)  # type: ignore[attr-defined]
+    loader.set_epoch(5)
+    assert loader.epoch == 5
+
+
+def test_a_reader_whose_epoch_was_set_late_is_the_one_that_counts() -> None:
+    loader = planned()
+    reader = iter(loader)
+    loader.set_epoch(2)
+    next(reader)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (2, 4)
+
+
+def test_a_state_of_another_seed_loaded_before_the_first_batch_is_for_the_next_reader() -> None:
+    loader = planned(seed=None, distributed=World())
+    whole = read(loader)
+    loader.set_epoch(0)
+    reader = iter(loader)
+    loader.load_state_dict(planned(seed=77).state_dict() | {"samples": 8})
+    assert read(reader) == whole
+    assert read(loader) == read(planned(seed=77))[8:]
+
+
+def test_what_was_delivered_beyond_a_gap_stays_delivered_in_a_loader_that_keeps_order() -> None:
+    beyond = json.dumps({"rank": 0, "world_size": 1, "batch_size": 4, "beyond": [2, 3]})
+    first = planned()
+    first.load_state_dict(first.state_dict() | {"rank_local": beyond})
+    reader = iter(first)
+    got = some(reader, 1)
+    second = planned()
+    second.load_state_dict(first.state_dict())
+    whole = read(planned())
+    assert got + read(second) == whole[:8] + whole[16:]
+    first.load_state_dict(first.state_dict())
+    reader = iter(first)
+    first.set_epoch(1)
+    assert len(list(reader)) == 6, "another epoch has no gaps"
+
+
+def test_an_interrupt_while_the_next_task_is_made_does_not_end_the_epoch() -> None:
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_name == "<genexpr>" and frame.f_code.co_filename.endswith("planned.py"):
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    with default_interrupts():
+        loader = planned()
+        reader = iter(loader)
+        got = some(reader, 2)
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            with pytest.raises(KeyboardInterrupt):
+                next(reader)
+        finally:
+            sys.settrace(before)
+        assert loader.state_dict()["samples"] == 8
+        assert got + read(reader) == read(planned())
 
 
 def test_a_state_loaded_after_iteration_began_leaves_the_reader_alone() -> None:

@@ -27,7 +27,10 @@ from headrace.testing import FakeDataset, ManualExecutor
 
 LENGTH = 23
 
-pytestmark = pytest.mark.filterwarnings("ignore:the state of a loader without a plan")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the state of a loader without a plan"),
+    pytest.mark.filterwarnings("ignore:the state of an iterable dataset"),
+]
 
 
 class Numbers(TensorDataset):
@@ -204,6 +207,13 @@ def test_augmentation_is_not_promised_there_and_a_warning_says_what_would() -> N
     next(iter(loader))
     with pytest.warns(UserWarning, match="not the random numbers.*seed="):
         sampled("torch's", False).load_state_dict(loader.state_dict())
+
+
+def test_a_stream_without_a_seed_is_warned_of() -> None:
+    loader = DataLoader(Stream(), batch_size=4)
+    next(iter(loader))
+    with pytest.warns(UserWarning, match="iterable dataset.*global random generators.*seed="):
+        DataLoader(Stream(), batch_size=4).load_state_dict(loader.state_dict())
 
 
 # Streams.

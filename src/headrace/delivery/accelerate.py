@@ -7,7 +7,7 @@ iterated, mark the last batch, say how many samples of that are no pads, and put
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from headrace.delivery.reader import Delivered, Observer
@@ -18,11 +18,11 @@ class AccelerateLink(Observer):
 
     Args:
         loader: Gets the attributes `end_of_dataloader` and `remainder`, which Accelerate reads.
-        steps: Batches of the pass; -1 where nobody knows.
+        steps: Counts the batches of the pass; -1 where nobody knows.
         remainder: Samples of the last global batch that are no pads; 0 for all, -1 for unknown.
     """
 
-    def __init__(self, loader: Any, steps: int, remainder: int) -> None:
+    def __init__(self, loader: Any, steps: Callable[[], int], remainder: int) -> None:
         accelerate = sys.modules["accelerate"]
         self._gradient_state: Any = accelerate.state.GradientState()
         self._device = accelerate.PartialState().device
@@ -34,7 +34,7 @@ class AccelerateLink(Observer):
     def delivering(self, delivered: Delivered) -> None:
         """Announce the loader at its first batch, and mark its last."""
         self.announce()
-        if delivered.nth == self._steps:
+        if delivered.nth == self._steps():
             self.last()
 
     def announce(self) -> None:
@@ -63,7 +63,18 @@ class AccelerateLink(Observer):
         return self._send(batch, self._device)
 
 
-class OneAhead(Iterator[Any], Observer):
+class Told(Observer):
+    """Keeps what a reader tells, for another to pass on."""
+
+    def __init__(self) -> None:
+        self.all: list[Delivered] = []
+
+    def delivering(self, delivered: Delivered) -> None:
+        """Keep it."""
+        self.all.append(delivered)
+
+
+class OneAhead(Iterator[Any]):
     """Holds one batch back, to know the last of a stream whose length nobody knows; and what is told of it.
 
     It tells the link and the observers itself, since the reader is at its end a batch before the user is.
@@ -71,6 +82,10 @@ class OneAhead(Iterator[Any], Observer):
     Args:
         link: Accelerate's books.
         observers: Told of a batch when the user gets it.
+
+    Attributes:
+        reader: Whose batches it hands out.
+        told: What the reader tells; an object of its own, lest the two hold each other.
     """
 
     reader: Iterator[Any]
@@ -78,11 +93,7 @@ class OneAhead(Iterator[Any], Observer):
     def __init__(self, link: AccelerateLink, observers: Sequence[Observer]) -> None:
         self._link, self._observers = link, observers
         self._held: list[Any] = []
-        self._told: list[Delivered] = []
-
-    def delivering(self, delivered: Delivered) -> None:
-        """Keep what the reader tells."""
-        self._told.append(delivered)
+        self.told = Told()
 
     def __next__(self) -> Any:
         last = False
@@ -98,10 +109,11 @@ class OneAhead(Iterator[Any], Observer):
         if last:
             self._link.last()
         batch = self._held.pop(0)
-        while len(self._told) > len(self._held):  # of the batch, and of errors that were raised in others' places
+        told = self.told.all
+        while len(told) > len(self._held):  # of the batch, and of errors that were raised in others' places
             for observer in self._observers:
-                observer.delivering(self._told[0])
-            del self._told[0]
+                observer.delivering(told[0])
+            del told[0]
         return batch
 
     def _end(self, finished: bool) -> None:
@@ -154,5 +166,5 @@ class Prepared:
         """Samples in the dataset, under the name that Accelerate uses."""
         return len(self.dataset)
 
-    def _link(self, steps: int, remainder: int) -> AccelerateLink | None:
+    def _link(self, steps: Callable[[], int], remainder: int) -> AccelerateLink | None:
         return AccelerateLink(self, steps, remainder) if self._accelerated else None

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,7 +14,7 @@ from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
 from headrace.interrupts import InterruptsHeld
 from headrace.telemetry.stats import Meter
-from headrace.types import PlanTask, Remark, Task
+from headrace.types import Remark, Task
 from headrace.work import STREAM_END, Portion, Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
@@ -84,6 +83,7 @@ class Reader(Iterator[Any]):
         meter: Where batches, samples and waiting are counted.
         observers: Told of the progress.
         revise: Asked once, before the first batch: other tasks to do instead, or None.
+        again: Where tasks may be asked for again: yields those from a number on.
         first_worker: Who gets the first task, where they go round.
     """
 
@@ -99,6 +99,7 @@ class Reader(Iterator[Any]):
         keep_pool: bool = False,
         observers: Sequence[Observer] = (),
         revise: Callable[[], Iterator[Task] | None] | None = None,
+        again: Callable[[int], Iterator[Task]] | None = None,
         first_worker: int = 0,
     ) -> None:
         self._pool: Pool | None = pool
@@ -108,6 +109,7 @@ class Reader(Iterator[Any]):
         self._meter = meter
         self._keep_pool = keep_pool
         self._revise = revise
+        self._again = again
         self._first_worker = first_worker
         self._observers: Sequence[Observer] = ()
         self.restart(tasks, observers)
@@ -168,20 +170,12 @@ class Reader(Iterator[Any]):
     def _compute(self, direct: Worker) -> Any:
         """Compute the next batch in the caller's thread, with as little around it as can be."""
         if self._held is None:
-            for task in self._tasks:  # faster than next()
-                try:
-                    outcome = direct.run_inline(task)
-                except BaseException as error:
-                    if isinstance(error, KeyboardInterrupt) and type(task) is PlanTask:
-                        self._tasks = chain((task,), self._tasks)  # its turn comes again; elsewhere torch skips it
-                        raise
-                    self._tell_observers(self._number, 0, self._size(task))
-                    self._number += 1
-                    self._heed(direct.remarks)
-                    raise
-                if outcome is not STREAM_END:
-                    self._held = task, outcome
-                break
+            try:
+                self._compute_next(direct)
+            except KeyboardInterrupt:
+                if self._again is not None:  # it may have ended the iterator of tasks, or a task's computation
+                    self._tasks = self._again(self._number + (self._held is not None))
+                raise
         if direct.remarks:
             self._heed(direct.remarks)
         if self._held is None:
@@ -196,6 +190,20 @@ class Reader(Iterator[Any]):
         self._hand_over(self._number, 0, samples, resume)
         self._number, self._held = self._number + 1, None
         return batch
+
+    def _compute_next(self, direct: Worker) -> None:
+        for task in self._tasks:  # faster than next()
+            try:
+                outcome = direct.run_inline(task)
+            except BaseException as error:
+                if self._again is None or not isinstance(error, KeyboardInterrupt):  # torch goes on behind it
+                    self._tell_observers(self._number, 0, self._size(task))
+                    self._number += 1
+                    self._heed(direct.remarks)
+                raise
+            if outcome is not STREAM_END:
+                self._held = task, outcome
+            break
 
     def _await(self) -> Any:
         """Wait for the next batch from the workers. It leaves the window last: until then its turn comes again."""

@@ -33,7 +33,6 @@ class Pass(Observer, ABC):
         self._schedule = schedule
         self._conditions = conditions
         self._over = False
-        self._beyond: set[int] = set()
         self._begin()
         schedule.latest = self
 
@@ -45,6 +44,7 @@ class Pass(Observer, ABC):
         """
         self.start = start = self._schedule.start
         self.local: dict[str, Any] = {}
+        self._beyond: set[int] = set()
         if start.rank_local:
             try:
                 self.local = dict(json.loads(start.rank_local))

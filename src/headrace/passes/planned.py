@@ -1,6 +1,7 @@
 """Passes over a plan."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from headrace.delivery.reader import Delivered
 from headrace.passes.base import Pass
@@ -30,16 +31,22 @@ class PlanPass(Pass):
         super()._begin()
         self.steps = self._plan.steps(self.start.samples)
 
-    def tasks(self) -> Iterator[Task]:
-        """Yield the plan's tasks for the rest of the epoch."""
-        epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._beyond)
-        return (PlanTask(epoch, step, cursor) for step in range(self.steps) if step not in done)
+    def tasks(self, first: int = 0) -> Iterator[Task]:
+        """Yield the plan's tasks for the rest of the epoch, from the `first` of them on."""
+        epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._skipped)
+        left = islice((step for step in range(self.steps) if step not in done), first, None)
+        return (PlanTask(epoch, step, cursor) for step in (left if done else range(first, self.steps)))
 
     def revised(self) -> Iterator[Task] | None:
-        """Return other tasks if the epoch was set between `iter()` and the first batch, as Lightning does."""
-        if self.start is self._schedule.start:
+        """Return other tasks if the epoch was set between `iter()` and the first batch, as Lightning does.
+
+        A state that was loaded since is for the next pass: it may have another seed.
+        """
+        schedule = self._schedule
+        if self.start is schedule.start or schedule.start.loaded or schedule.resolved_seed() != self._plan.seed:
             return None
         self._begin()
+        schedule.latest = self
         return self.tasks()
 
     def delivering(self, delivered: Delivered) -> None:
@@ -58,6 +65,6 @@ class PlanPass(Pass):
         cursor = self._plan.cursor_after(self._done - 1, self.start.samples) if self._done else self.start.samples
         if cursor == self._plan.samples:
             return self._at(1, 0)
-        if self._in_order:
+        if self._in_order and not self._beyond:
             return self._at(0, cursor)
         return self._at(0, cursor, beyond=sorted(step - self._done for step in self._beyond))

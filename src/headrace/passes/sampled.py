@@ -29,6 +29,9 @@ class SamplerPass(Pass):
         samplers: What may have a state of its own, outermost first.
         generators: The user's own, which samplers draw from.
         length: Counts the pass's batches; it may raise TypeError.
+
+    Attributes:
+        behind: How many of the epoch's batches were delivered before.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class SamplerPass(Pass):
         length: Callable[[], int],
     ) -> None:
         self._packed = ""
-        self._behind = 0
+        self.behind = 0
         self._sampler_state: Any = None
         world = schedule.world()
         super().__init__(schedule, rank=world.rank, world_size=world.size, batch_size=schedule.batch_size)
@@ -53,7 +56,7 @@ class SamplerPass(Pass):
         self._began: tuple[Generators, list[torch.Tensor]]
 
     def _take(self) -> None:
-        self._behind = whole_number("batches", self.local["batches"])
+        self.behind = whole_number("batches", self.local["batches"])
         self._packed = self.local["generators"]
         shared, own = unpacked(self._packed)
         self._began = Generators(shared), own
@@ -87,7 +90,7 @@ class SamplerPass(Pass):
     def rest(self, tasks: Iterator[Task]) -> Iterator[Task]:
         """Yield the tasks that are left of the epoch's."""
         done = frozenset(self._beyond)
-        for _ in range(0 if self._sampler_state is not None else self._behind):
+        for _ in range(0 if self._sampler_state is not None else self.behind):
             next(tasks, None)
         if self._stateful is not None:
             tasks = self._noted(tasks)
@@ -114,14 +117,14 @@ class SamplerPass(Pass):
 
     def _reached(self) -> State:
         try:
-            if self._behind + self._done == self._length():
+            if self.behind + self._done == self._length():
                 return self._at(1, 0)
         except (TypeError, NotImplementedError):  # a sampler without a length; its end shows when it comes
             pass
         if not self._packed:
             shared, own = self._began
             self._packed = packed((shared.packed(), own))
-        local = {"batches": self._behind + self._done, "generators": self._packed}
+        local = {"batches": self.behind + self._done, "generators": self._packed}
         if self._beyond:
             local["beyond"] = sorted(number - self._done for number in self._beyond)
         if self._done and self._stateful is not None:

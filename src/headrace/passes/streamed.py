@@ -36,6 +36,7 @@ class StreamPass(Pass):
         self._samples = self.start.samples
         self._reached_by = list(self.starts)
         self._next = self.first_worker
+        self._last = -1
 
     def _take(self) -> None:
         self.starts = [
@@ -49,16 +50,17 @@ class StreamPass(Pass):
 
     def delivering(self, delivered: Delivered) -> None:
         """Count a batch of a worker's, once."""
-        if self._counted(delivered):
+        if delivered.number == self._last:  # it comes again, after an interrupt
             return
         with InterruptsHeld():
+            self._last = delivered.number
+            self._count = delivered.nth
             self._samples += delivered.samples
             before = self._reached_by[delivered.worker]
             self._reached_by[delivered.worker] = StreamStart(
                 before.batches + 1, before.read + delivered.samples, delivered.resume
             )
             self._next = delivered.worker + 1
-            super().delivering(delivered)
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or, where its randomness is keyed by it, note that it was broken off."""
