@@ -309,8 +309,15 @@ class Worker:
         return Portion(len(data), batch, copy.deepcopy(self._stateful.state_dict()) if self._stateful else None)
 
     def _open(self, stream: int, epoch: int, seeded: bool) -> None:
-        first = self._stream < 0
-        self._stream = stream
+        before, self._stream = self._stream, stream
+        try:
+            self._begin_stream(epoch, seeded, first=before < 0)
+        except KeyboardInterrupt:
+            self._stream = before  # it is opened again; after an error it is not
+            raise
+
+    def _begin_stream(self, epoch: int, seeded: bool, first: bool) -> None:
+        stream = self._stream
         self._samples = iter(())
         self._read = self._again = 0
         dataset, words = self.work.dataset, self.work.stream_words

@@ -218,10 +218,11 @@ class Reader(Iterator[Any]):
                 if outcome is not STREAM_END:
                     samples, batch, resume = self._transformed(outcome, future.samples)
             except BaseException as error:
-                if future.failed or not isinstance(error, KeyboardInterrupt):
-                    self._window.remove(future)
-                    self._submit_next()
+                if future.raised(error):
                     self._tell_observers(future.number, future.worker, future.samples)
+                    self._window.remove(future)
+                    future.clear()
+                    self._submit_next()
                     self._heed(future.remarks)
                 raise
             if future.remarks:

@@ -114,33 +114,27 @@ class Future:
         self._error = error
         self._done = True
 
-    @property
-    def failed(self) -> bool:
-        """Whether `result` has raised what there was in the batch's place, rather than having been interrupted."""
-        return self._rebuild is None and self._outcome is None and self._error is None
+    def raised(self, error: BaseException) -> bool:
+        """Tell whether an exception that came out of `result` is the batch's own, rather than an interrupt of it."""
+        return error is self._error or not isinstance(error, KeyboardInterrupt)
+
+    def clear(self) -> None:
+        """Let go of an exception that has been raised: its traceback would hold what holds this object."""
+        self._outcome = self._error = self._rebuild = None
 
     def result(self) -> Any:
-        """Return the batch, or raise what the work raised, once; to be called when `done`, again if interrupted."""
+        """Return the batch, or raise what the work raised; to be called when `done`, again if interrupted."""
         if self._rebuild is not None:
-            try:
-                self._outcome = self._rebuild()
-            except Exception:
-                self._rebuild = None
-                raise
+            self._outcome = self._rebuild()
             self._rebuild = None
-        outcome, error = self._outcome, self._error
+        outcome = self._outcome
         if isinstance(outcome, Remarked):
             self.remarks.extend(outcome.remarks)
             outcome = self._outcome = outcome.outcome
         if isinstance(outcome, Failure):
-            self._outcome = None
             outcome.reraise()
-        if error is not None:
-            self._error = None
-            try:
-                raise error
-            finally:
-                del error  # which would hold this frame, and this frame it
+        if self._error is not None:
+            raise self._error
         return outcome
 
 
