@@ -22,13 +22,13 @@ class Start:
         epoch: From 0.
         samples: How many of the epoch's samples were delivered before.
         rank_local: As in `State`.
-        loaded: Whether a state says so.
+        chosen: Whether `set_epoch` says so, which a reader without a batch yet follows.
     """
 
     epoch: int = 0
     samples: int = 0
     rank_local: str = ""
-    loaded: bool = False
+    chosen: bool = False
 
 
 class HasState(Protocol):
@@ -103,7 +103,7 @@ class Schedule:
         """Choose the epoch that the next `iter()` reads; the one it reads anyway goes on where it is."""
         epoch = whole_number("epoch", epoch, fix="Epochs count from 0.")
         if epoch != self.epoch:
-            self.start, self.latest = Start(epoch), None
+            self.start, self.latest = Start(epoch, chosen=True), None
         self._abandoned = None
 
     def follow_epoch(self, epoch: int) -> None:
@@ -238,14 +238,14 @@ class Schedule:
         keyed = state.mode == "plan" or (state.mode == "stream" and self.keys_stream())
         if keyed and self.seed not in (None, state.seed):
             raise mismatch("seed", state.seed, self.seed, "Pass the state's seed, or leave it out to go on with it.")
-        start = Start(state.epoch, state.samples, state.rank_local, loaded=True)
+        start = Start(state.epoch, state.samples, state.rank_local)
         if state.mode == "plan":
             assert self.order is not None
             samples = self.order.samples(length)
             if state.samples > samples:
                 raise StateMismatch(f'state["samples"] is {state.samples}, and the epoch has {samples}.')
             if state.samples == samples:
-                start = Start(state.epoch + 1, loaded=True)
+                start = Start(state.epoch + 1)
         self.start, self.latest, self._abandoned, self._offset = start, None, None, None
         self._state_seed = state.seed if keyed else None
 

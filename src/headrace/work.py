@@ -306,7 +306,7 @@ class Worker:
             if not data or self.work.drop_last:
                 return ended
         batch = self.work.collate_fn(data if self.work.batched else data[0])
-        return Portion(len(data), batch, copy.deepcopy(self._stateful.state_dict()) if self._stateful else None)
+        return Portion(len(data), batch, None if self._stateful is None else copy.deepcopy(self._stateful.state_dict()))
 
     def _open(self, stream: int, epoch: int, seeded: bool) -> None:
         before, self._stream = self._stream, stream

@@ -377,3 +377,10 @@ def test_no_sample_is_lost_or_doubled_whatever_changes_on_the_way(
     assert len(set(got)) == len(got)
     if tail != "drop":  # which may leave a rest that was not to be read
         assert sorted(got) == list(range(length))
+
+
+def test_two_readers_read_the_same_epoch_even_if_one_begins_late() -> None:
+    loader = planned()
+    late, early = iter(loader), iter(loader)
+    assert read(early) == read(late) == read(planned())
+    assert loader.epoch == 1

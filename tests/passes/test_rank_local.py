@@ -455,3 +455,27 @@ def test_a_damaged_rank_local_part_is_refused(kind: str) -> None:
         other.load_state_dict(state | {"rank_local": text})
         with pytest.raises(StateMismatch):
             iter(other)
+
+
+def test_another_batch_sampler_or_one_without_the_state_is_refused() -> None:
+    def loader(sampler: Any, batch_size: int) -> DataLoader[Any]:
+        return DataLoader(Numbers(), batch_sampler=BatchSampler(sampler, batch_size, drop_last=False))
+
+    first = loader(Counting(), 4)
+    next(iter(first))
+    for other, text in (
+        (loader(Counting(), 2), "batch_size=4.*has 2"),
+        (loader(range(LENGTH), 4), "a state of its own"),
+    ):
+        other.load_state_dict(first.state_dict())
+        with pytest.raises(StateMismatch, match=text):
+            iter(other)
+
+
+def test_a_dealt_streams_state_is_not_that_of_one_that_is_not_dealt() -> None:
+    first = DataLoader(Stream(), batch_size=4, seed=0, distributed=World())
+    next(iter(first))
+    other = DataLoader(Stream(), batch_size=4, seed=0)
+    other.load_state_dict(first.state_dict())
+    with pytest.raises(StateMismatch, match=r"split=True.*has False"):
+        iter(other)

@@ -260,16 +260,18 @@ class _Crew:
 
     def compute_here(self, future: Future) -> None:
         """Compute a waiting job in the caller's thread: to try whether it draws, or since it does."""
-        with _process.changed:
-            job = next((job for job in self.waiting if job.future() is future), None)
-            if job is None:  # a thread has taken it just now
-                return
-            self.waiting.remove(job)
+        job = None
         try:
+            with _process.changed:
+                job = next((one for one in self.waiting if one.future() is future), None)
+                if job is None:  # a thread has taken it just now
+                    return
+                self.waiting.remove(job)
             self._try(job, future, self.workers[job.worker or 0])
         except BaseException:  # interrupted: its turn comes again
             with _process.changed:
-                self.waiting.appendleft(job)
+                if job is not None and job not in self.waiting and not future.done():
+                    self.waiting.appendleft(job)
             raise
 
     def _try(self, job: _Job, future: Future, worker: Worker) -> None:

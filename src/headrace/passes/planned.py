@@ -43,7 +43,7 @@ class PlanPass(Pass):
         A state that was loaded since is for the next pass: it may have another seed.
         """
         schedule = self._schedule
-        if self.start is schedule.start or schedule.start.loaded or schedule.resolved_seed() != self._plan.seed:
+        if self.start is schedule.start or not schedule.start.chosen or schedule.resolved_seed() != self._plan.seed:
             return None
         self._begin()
         schedule.latest = self

@@ -45,7 +45,9 @@ class SamplerPass(Pass):
         self.behind = 0
         self._sampler_state: Any = None
         world = schedule.world()
-        super().__init__(schedule, rank=world.rank, world_size=world.size, batch_size=schedule.batch_size)
+        sizes = [one.batch_size for one in samplers if isinstance(getattr(one, "batch_size", None), int)]
+        batch_size = sizes[0] if sizes else schedule.batch_size
+        super().__init__(schedule, rank=world.rank, world_size=world.size, batch_size=batch_size)
         self._stateful = next((one for one in samplers if has_state(one)), None)
         self._epochs = next((one for one in samplers if _has_epoch(one)), None)
         self._epoch = getattr(self._epochs, "epoch", None)
@@ -69,6 +71,8 @@ class SamplerPass(Pass):
             self._began = Generators(), [one.get_state() for one in self._generators]
             yield
             return
+        if self._sampler_state is not None and self._stateful is None:
+            raise mismatch("sampler", "a state of its own", "none", "Use the sampler that the state was saved with.")
         shared, own = self._began
         if len(own) != len(self._generators):
             raise mismatch("generators", len(own), len(self._generators), "Give the loader and its sampler the same.")

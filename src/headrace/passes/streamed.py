@@ -31,7 +31,12 @@ class StreamPass(Pass):
         self.base_seed: int | None = None
         world = schedule.world()
         super().__init__(
-            schedule, rank=world.rank, world_size=world.size, batch_size=schedule.batch_size, num_workers=workers
+            schedule,
+            rank=world.rank,
+            world_size=world.size,
+            batch_size=schedule.batch_size,
+            num_workers=workers,
+            split=schedule.splits_stream(),
         )
         self._samples = self.start.samples
         self._reached_by = list(self.starts)
