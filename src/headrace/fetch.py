@@ -88,9 +88,8 @@ class Fetcher:
             if not self._replaces(error) or not fetches_singly(self._dataset):
                 raise
             here.anew()
-            return self._one_by_one(
-                list(indices), keys, seeded, step
-            )  # only so it shows which sample is the broken one
+            # Only one by one shows which sample is the broken one.
+            return self._one_by_one(list(indices), keys, seeded, step)
         return samples
 
     def _one_by_one(self, indices: list[Any], keys: Keys, seeded: bool, step: int | None) -> list[Any]:
