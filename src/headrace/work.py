@@ -79,6 +79,8 @@ class Work:
             may be gathered whole.
         allocate: Gives memory for what is gathered.
         in_threads: Whether workers share a process, so that torch's worker seeding cannot be had.
+        by_number: Whether what a sampler draws is keyed by which of the pool's tasks it is, so that any worker may
+            compute it; otherwise it is seeded as torch does, and hangs on the worker.
         replaces: Whether another sample takes the place of one that cannot be fetched; only with a plan.
     """
 
@@ -96,21 +98,22 @@ class Work:
     stacks: bool = False
     allocate: Allocate = no_memory
     in_threads: bool = False
+    by_number: bool = False
     replaces: bool = False
 
     @property
     def keyed(self) -> bool:
         """Whether each batch has randomness of its own, so that the caller's generators are to be left alone."""
-        return self.plan is not None or self.stream_words is not None or self.in_threads
+        return self.plan is not None or self.stream_words is not None or self.in_threads or self.by_number
 
     @property
     def repeatable(self) -> bool:
         """Whether its tasks can be computed again, by any worker, and yield the same bits."""
-        return self.plan is not None
+        return self.plan is not None or self.by_number
 
-    def start_worker(self, worker_id: int, workers: int) -> "Worker":
-        """Set this process up as a worker, as torch does: seeds, one thread, worker info, the user's hook."""
-        torch.set_num_threads(1)
+    def start_worker(self, worker_id: int, workers: int, threads: int = 1) -> "Worker":
+        """Set this process up as a worker, as torch does: threads, seeds, worker info, the user's hook."""
+        torch.set_num_threads(threads)
         seed_worker(self.base_seed, worker_id)
         torch_worker._worker_info = self.info(worker_id, workers)
         if self.worker_init_fn is not None:
@@ -271,7 +274,7 @@ class Worker:
 
     def _sampled(self, index: Any, number: int, seeded: bool) -> Any:
         whole = index if self.work.batched else [index]
-        keys = Keys(self.work.base_seed + self.worker_id, number, _PLACES)
+        keys = Keys(self.work.base_seed + (0 if self.work.by_number else self.worker_id), number, _PLACES)
         data = self._fetcher.fetch(whole, keys, seeded)
         return self._collate(data, whole, keys, seeded)
 

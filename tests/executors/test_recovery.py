@@ -207,7 +207,7 @@ def test_workers_that_never_come_up_are_an_error(tmp_path: Path, workers: int, d
 
 
 def test_a_dataset_that_cannot_be_unpickled_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_MOST_FALSE_STARTS", 2)
+    monkeypatch.setattr(executor, "MOST_FALSE_STARTS", 2)
     loader = a_loader(KillsUnpickled(tmp_path, times=100), num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(WorkerDied) as caught:
         list(loader)

@@ -239,11 +239,13 @@ class Executor(ABC):
 
     Attributes:
         parity: Whether it can give torch's own batches, random draws included.
+        by_number: Whether any worker may compute what a sampler draws, its random numbers keyed by the task's number.
         local: Whether its workers take CPUs of this machine.
         prefetches: Whether its workers run while the caller does something else.
     """
 
     parity: bool = False
+    by_number: bool = False
     local: bool = True
     prefetches: bool = True
 

@@ -1,23 +1,16 @@
 """The rank's view of one worker process: its socket, what it owes, its shared memory, and how it ended."""
 
 import socket
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import Signals, strsignal
 
-from headrace.errors import SlotTooLarge, WorkerDied
-from headrace.executors.base import Future
-from headrace.memory.codec import lift
-from headrace.memory.pickling import decode
-from headrace.memory.slots import Loans
-from headrace.types import Task
+from headrace.errors import WorkerDied
+from headrace.executors.wire import Assigned, Wire
 
 LIVENESS_S = 1
 """How often either side looks whether the other still lives, should the closed socket not tell."""
@@ -25,33 +18,10 @@ LIVENESS_S = 1
 GRACE_S = 5.0
 """How long workers that are told to stop may take before they are terminated, all together."""
 
-_COUNT = struct.Struct("<Q")
-
-EMPTY_FRAME = _COUNT.pack(0)
-"""What a worker sends when it has unpickled its work, if that had to be, and when it is set up for tasks."""
-
 _STATES = {"R": "running", "S": "sleeping", "D": "in disk sleep", "T": "stopped", "t": "stopped by a debugger"}
 
 
-class Assigned(Future):
-    """The future of a task that a worker process was given.
-
-    Attributes:
-        task: What it is.
-        number: How many tasks were submitted before it.
-        deaths: How many workers died while it was the one that they were at.
-    """
-
-    __slots__ = ("deaths", "number", "task")
-
-    def __init__(self, task: Task, number: int) -> None:
-        super().__init__(-1)
-        self.task = task
-        self.number = number
-        self.deaths = 0
-
-
-class Peer:
+class Peer(Wire):
     """One worker: its process, its socket, the tasks it has not answered, oldest first.
 
     Attributes:
@@ -63,32 +33,22 @@ class Peer:
     """
 
     def __init__(self, worker: int, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
+        super().__init__(end, descriptors, self._answer)
         self.worker = worker
         self.process = process
         self.started = self.ready = self.up = False
         self.false_starts = 0
         self.remark = ""
-        self.end = end
-        self.descriptors = descriptors
-        self.loans = Loans(descriptors)
         self.unanswered: deque[Assigned] = deque()
-        self.outbox: deque[memoryview] = deque()
         self._stopped_s: float | None = None
-        self._frames = read_frames(self._answer)
-        self._wanted = next(self._frames)
 
     def _answer(self, parts: list[bytearray]) -> None:
-        if not parts:
+        # An empty message comes when it has unpickled its work, if that had to be, and when it is set up for tasks.
+        if parts:
+            self.unanswered.popleft().land(parts, self.loans)
+        else:
             self.up = self.ready
             self.ready = True
-            return
-        future = self.unanswered.popleft()
-        try:
-            lifted = lift(parts, self.loans)
-            future.size_bytes = sum(map(len, lifted))
-            future.resolve_later(partial(decode, lifted))
-        except SlotTooLarge as error:
-            future.fail(error)
 
     @property
     def load(self) -> tuple[bool, bool, int]:
@@ -97,39 +57,7 @@ class Peer:
         That is a lost one that nobody replaced, so that the loss shows; then those that are up; then what is to be
         done.
         """
-        return self.end.fileno() >= 0, not self.up, len(self.unanswered)
-
-    def send(self) -> None:
-        """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
-        while self.outbox:
-            try:
-                sent = self.end.send(self.outbox[0])
-            except BlockingIOError:
-                return
-            except OSError:  # the worker is gone; reading finds that out, and what it had sent before
-                self.outbox.clear()
-                return
-            if sent == len(self.outbox[0]):
-                self.outbox.popleft()
-            else:
-                self.outbox[0] = self.outbox[0][sent:]
-
-    def receive(self) -> bool:
-        """Read what has arrived; return False when the worker has closed its end."""
-        while True:
-            try:
-                count = self.end.recv_into(self._wanted)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not count:
-                return False
-            # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
-            wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames, None)
-            if wanted is None:
-                return False
-            self._wanted = wanted
+        return self.open, not self.up, len(self.unanswered)
 
     def stopped(self) -> bool:
         """Tell whether the process is stopped, and was when this was asked before, some time ago.
@@ -151,18 +79,8 @@ class Peer:
 
     def close(self) -> None:
         """Hang up, and let go of what only a reference cycle would keep."""
-        hang_up(self.end)
-        self.descriptors.close()
+        super().close()
         self.unanswered.clear()
-        self._frames.close()
-        self.loans.close()
-
-
-def hang_up(end: socket.socket) -> None:
-    """Close a socket for every process that may hold a copy of it: the worker reads an end of file."""
-    with suppress(OSError):  # the worker hung up first
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()
 
 
 def dismiss(peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
@@ -218,23 +136,3 @@ def described(peer: Peer) -> str:
     state = state_of(peer.process.pid)
     what = f", {_STATES.get(state, f'in state {state}')}" if state else ""
     return f"worker {peer.worker} (pid {peer.process.pid}{what})"
-
-
-def frame(parts: Sequence[memoryview]) -> list[memoryview]:
-    """Put the number of parts and their lengths in bytes before the parts."""
-    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
-    return [memoryview(head), *(part for part in parts if len(part))]
-
-
-def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, None, None]:
-    """Yield the memory to be filled next, for ever; call `deliver` with each frame's parts."""
-    while True:
-        head = bytearray(_COUNT.size)
-        yield memoryview(head)
-        sizes = bytearray(_COUNT.size * _COUNT.unpack(head)[0])
-        if sizes:
-            yield memoryview(sizes)
-        parts = [bytearray(size) for (size,) in _COUNT.iter_unpack(sizes)]
-        yield from (memoryview(part) for part in parts if part)
-        deliver(parts)
-        del parts  # the batch's memory belongs to the user now

@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import process as processes_of_python
@@ -20,52 +20,18 @@ from typing import Any, cast
 
 import torch.multiprocessing
 from torch._utils import cpu_count
-from torch.utils.data import default_collate
 
-from headrace.errors import SlotTooLarge
-from headrace.executors.base import Executor, Failure, Future, Pool, Remarked, name_task
-from headrace.executors.peer import (
-    EMPTY_FRAME,
-    LIVENESS_S,
-    Assigned,
-    Peer,
-    death,
-    described,
-    dismiss,
-    frame,
-    hang_up,
-    read_frames,
-)
+from headrace.executors.base import Executor, Future, Pool, name_task
+from headrace.executors.peer import LIVENESS_S, Peer, death, described, dismiss
+from headrace.executors.serving import Server, serve
+from headrace.executors.wire import EMPTY_FRAME, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, Lender, hang_up
 from headrace.forking import warn_before_fork
 from headrace.interrupts import Interruptible, InterruptsHeld
 from headrace.memory.blame import culprit
-from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.payload import Payload, receive
-from headrace.memory.pickling import decode, encode
 from headrace.memory.slots import Ring, keep_freed_memory
-from headrace.types import StreamTask, Task
+from headrace.types import Task
 from headrace.work import Work
-
-_MOST_DEATHS = 5
-"""How many workers may die at one task before it is to blame.
-
-Whoever kills workers at random hits some task each time, and the same one again only by chance: it goes to a worker
-that is up, and can be hit while it is the one computed. Where that takes 5 ms, and each of two workers is killed five
-times a second, the chance is one in forty for each further time, and below one in a million for four of them.
-"""
-
-_MOST_FALSE_STARTS = 10
-"""How many workers may die one after another before they are set up, at one place, before the pool gives up.
-
-No task is to blame for those. More are allowed, since to start takes longer than a task, so that kills at random hit it
-more often: at 20 ms and five kills a second one in ten, and all ten in a row hardly ever.
-"""
-
-_SPARE_AFTER = 64
-"""After how many tasks slots are dropped that none of them needed: they were for batches that the user held."""
-
-_rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-"""The rank's ends of all sockets: a forked process must not hold on to them, or no worker would see its rank die."""
 
 _worker_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """Those of workers that are not started yet, which other workers must not hold on to either, or nobody would see them
@@ -75,14 +41,14 @@ _processes: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 """The rank's workers: multiprocessing, at the exit of a process that was forked from the rank, would terminate them."""
 
 
-def _close_rank_ends() -> None:
-    for end in [*_rank_ends, *_worker_ends]:
+def _forget_workers() -> None:
+    for end in list(_worker_ends):
         end.close()
     processes_of_python._children.difference_update(_processes)  # type: ignore[attr-defined]
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_rank_ends)
+    os.register_at_fork(after_in_child=_forget_workers)
 
 
 @dataclass(frozen=True)
@@ -111,7 +77,8 @@ class _ProcessPool(Pool):
         keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
         self._peers: list[Peer] = []
         self._lost: list[BaseProcess] = []  # not waited for yet
-        self._submitted = self._spare = 0  # tasks, and slots that none of the last few needed
+        self._submitted = 0
+        self._lender = Lender()
         self._selector = selectors.DefaultSelector()
         self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
         try:
@@ -146,7 +113,6 @@ class _ProcessPool(Pool):
 
     def _prepare(self, worker: int, context: Any, payload: Payload | None) -> None:
         (rank_end, worker_end), (rank_fds, worker_fds) = socket.socketpair(), socket.socketpair()
-        _rank_ends.update((rank_end, rank_fds))
         _worker_ends.update((worker_end, worker_fds))
         work = self.work if payload is None else None
         arguments = (worker_end, worker_fds, work, worker, self.workers)
@@ -155,7 +121,6 @@ class _ProcessPool(Pool):
         peer.ready = payload is None
         self._peers[worker : worker + 1] = [peer]  # the next, or in the place of one that was lost
         self._unstarted.append((peer, [worker_end, worker_fds]))
-        rank_end.setblocking(False)
         self._selector.register(rank_end, selectors.EVENT_READ, peer)
         if payload is not None:
             payload.send(rank_fds)
@@ -196,31 +161,9 @@ class _ProcessPool(Pool):
     def _assign(self, future: Assigned, peer: Peer) -> None:
         future.worker = peer.worker
         peer.unanswered.append(future)
-        peer.outbox.extend(frame(encode((future.task, *self._lend_slots(peer)))))
-        peer.send()
-        if peer.end.fileno() < 0:
+        peer.hand(future.task, None, self._lender.lend(peer, len(peer.unanswered), self._peers))
+        if not peer.open:
             self._bury(peer)
-
-    def _lend_slots(self, peer: Peer) -> tuple[list[int], list[int]]:
-        """Return the slots that go back to a worker with its task, and those that it is to forget.
-
-        A slot that one worker has to make replaces one that another does not need, so that together they have no more
-        than there are batches asked for, undelivered or held, and one each: a worker's turn comes when another's batch
-        has just been let go, and to drop that slot each time would cost its pages. Slots that nobody needed for long
-        are dropped, too.
-        """
-        loans, tasks = peer.loans, len(peer.unanswered)
-        back, dropped = loans.lend(tasks)
-        spare = sum(one.loans.spare for one in self._peers)
-        self._spare = min(self._spare, spare)
-        surplus = self._spare if self._submitted % _SPARE_AFTER == 0 else 0
-        if surplus:
-            self._spare = spare - surplus
-        elif spare > self.workers and not back and loans.lent < tasks:
-            surplus = 1
-        for _ in range(surplus):
-            max(self._peers, key=lambda one: one.loans.spare).loans.drop()
-        return back, dropped
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -235,7 +178,7 @@ class _ProcessPool(Pool):
     def _pump(self, timeout_s: float) -> bool:
         """Move bytes both ways until something happened; return whether it did."""
         for peer in self._peers:
-            if peer.end.fileno() >= 0:
+            if peer.open:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
                 if self._selector.get_key(peer.end).events != events:
                     self._selector.modify(peer.end, events, peer)
@@ -255,7 +198,7 @@ class _ProcessPool(Pool):
         self._check_owner()
         stopped = []
         with InterruptsHeld():
-            for peer in [one for one in self._peers if one.started and one.end.fileno() >= 0]:
+            for peer in [one for one in self._peers if one.started and one.open]:
                 if peer.stopped():
                     stopped.append(described(peer))
                     peer.remark = "headrace: the worker had been stopped by SIGSTOP, and was killed for that"
@@ -287,12 +230,12 @@ class _ProcessPool(Pool):
         """Have what a lost worker owes computed by others, and let another process take its place."""
         self._check_owner()
         false_starts = 0 if peer.up else peer.false_starts + 1
-        if false_starts == _MOST_FALSE_STARTS:
+        if false_starts == MOST_FALSE_STARTS:
             peer.remark = (
                 f"headrace: {false_starts} processes in a row died as worker {peer.worker} before they could "
                 "do a task: unpickling the dataset, or worker_init_fn, may end them"
             )
-        if self.broken or not self.work.repeatable or false_starts == _MOST_FALSE_STARTS:
+        if self.broken or not self.work.repeatable or false_starts == MOST_FALSE_STARTS:
             self._bury(peer)
             return
         peer.put_down()
@@ -311,9 +254,9 @@ class _ProcessPool(Pool):
         if peer.up and owed:
             owed[0].deaths += 1
         for future in sorted(owed, key=_number):
-            if future.deaths < _MOST_DEATHS:
+            if future.deaths < MOST_DEATHS:
                 self._assign(future, min(self._peers, key=_load))
-        if owed and owed[0].deaths == _MOST_DEATHS:
+        if owed and owed[0].deaths == MOST_DEATHS:
             self._blame(owed[0], peer)
         self.note_restart()
 
@@ -342,7 +285,7 @@ class _ProcessPool(Pool):
         future.fail(error)
 
     def _hang_up(self, peer: Peer) -> None:
-        if peer.end.fileno() >= 0:
+        if peer.open:
             self._selector.unregister(peer.end)
             hang_up(peer.end)
             peer.descriptors.close()
@@ -398,6 +341,7 @@ def _worker_main(
 ) -> None:
     """Answer tasks until the rank hangs up or dies."""
     where = f"in DataLoader worker process {worker_id}"
+    rank = os.getppid()
     # An interrupt before the first or after the last line in here would end in a traceback of multiprocessing's.
     with suppress(KeyboardInterrupt, BrokenPipeError, ConnectionResetError), Interruptible():
         if work is None:
@@ -405,59 +349,9 @@ def _worker_main(
             work = receive(descriptors)
             end.sendall(EMPTY_FRAME)  # ready: the next worker may be started
         ring = Ring(descriptors)
-        writer = SlotWriter(ring)
-        if work.collate_fn is default_collate:
-            # Changed in place: the work is this process's own, and what runs only here costs pages of its own.
-            work.collate_fn, work.allocate = slot_collate(writer, as_torch=not work.keyed), writer.empty
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
-        refusal: Failure | None = None
-        try:
-            worker = work.start_worker(worker_id, workers)
-        except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
-            refusal = Failure.of(error, where)
+        server = Server(work, worker_id, workers, ring, where)
         end.sendall(EMPTY_FRAME)  # up: whatever ends this process from now on is a task
-        for task, returned, dropped in _tasks(end):
-            for slot in returned:
-                ring.release(slot)
-            for slot in dropped:
-                ring.forget(slot)
-            writer.begin()
-            outcome: Any = refusal
-            if outcome is None:
-                try:
-                    outcome = worker.run(task)
-                except StopIteration as error:  # from a stream's collate_fn: torch takes that for the stream's end
-                    outcome = worker.end_stream() if isinstance(task, StreamTask) else Failure.of(error, where)
-                except Exception as error:  # noqa: BLE001 - it is raised in the rank
-                    outcome = Failure.of(error, where)
-            remarks = () if refusal is not None else tuple(worker.remarks)
-            try:
-                parts = writer.write(Remarked(remarks, outcome) if remarks else outcome)
-            except Exception as error:  # noqa: BLE001 - it is raised in the rank
-                if not isinstance(error, SlotTooLarge):
-                    error.add_note(f"headrace: the batch cannot be pickled: {culprit(outcome, 'batch', error)}")
-                failure = Failure.of(error, where)
-                parts = writer.write(Remarked(remarks, failure) if remarks else failure)
-            for part in frame(parts):
-                end.sendall(part)
-            del outcome, parts
-
-
-def _tasks(end: socket.socket) -> Generator[tuple[Task, list[int], list[int]], None, None]:
-    """Yield tasks, each with the slots that the rank gives back along with it, and those that are to be forgotten."""
-    rank = os.getppid()
-    received: list[tuple[Task, list[int], list[int]]] = []
-    frames = read_frames(lambda parts: received.append(decode(parts)))
-    wanted = next(frames)
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", LIVENESS_S, 0))
-    while os.getppid() == rank:
-        try:
-            count = end.recv_into(wanted)
-        except BlockingIOError:  # nothing came for so long
-            continue
-        if not count:
-            return
-        wanted = wanted[count:] if count < len(wanted) else next(frames)
-        if received:
-            yield received.pop()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", LIVENESS_S, 0))
+        serve(end, ring, server, lambda: os.getppid() == rank)

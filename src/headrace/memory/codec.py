@@ -4,13 +4,13 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from headrace.errors import SlotTooLarge
 from headrace.memory.pickling import Buffer, Part, copy_into, dump, whole
-from headrace.memory.slots import ALIGNMENT, Loans, Mapping, Ring
+from headrace.memory.slots import ALIGNMENT, Mapping, Ring
 
 INLINE_BYTES = 16_384
 """Up to this size a batch, or a part of one, goes through the socket: a slot would cost more than the copy, and who
@@ -122,14 +122,24 @@ class SlotWriter:
         return offset if 0 <= offset < self._slot[1].size else None
 
 
-def lift(message: Sequence[bytearray], loans: Loans) -> list[Buffer]:
+class Slots(Protocol):
+    """Where the rank finds the slots that batches were laid in."""
+
+    def borrow(self, slot: int) -> memoryview:
+        """Return a slot's memory; it may be used again when the last view of it dies."""
+
+    def forget(self, slot: int) -> None:
+        """Take note of a slot that the worker has given up."""
+
+
+def lift(message: Sequence[Buffer], slots: Slots) -> list[Buffer]:
     """Return the parts of what a `SlotWriter` wrote, to be decoded; while one of them lives, the slot is on loan."""
     number, count, *words = struct.unpack(f"<{len(message[0]) // 8}q", message[0])
     for slot in words[:count]:
-        loans.forget(slot)
+        slots.forget(slot)
     if number < 0:
         return list(message[1:])
-    memory = loans.borrow(number)
+    memory = slots.borrow(number)
     inline = iter(message[1:])
     places = zip(words[count::2], words[count + 1 :: 2], strict=True)
     return [next(inline) if place == _INLINE else memory[place[0] : sum(place)] for place in places]

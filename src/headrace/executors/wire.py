@@ -1,0 +1,215 @@
+"""The rank's end of a socket to a worker on this machine: frames both ways, and slots that come as descriptors."""
+
+import os
+import socket
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from functools import partial
+
+from headrace.errors import SlotTooLarge
+from headrace.executors.base import Future
+from headrace.memory.codec import Slots, lift
+from headrace.memory.pickling import Buffer, decode, encode
+from headrace.memory.slots import Loans
+from headrace.types import Task
+
+MOST_DEATHS = 5
+"""How many workers may die at one task before it is to blame.
+
+Whoever kills workers at random hits some task each time, and the same one again only by chance: it goes to a worker
+that is up, and can be hit while it is the one computed. Where that takes 5 ms, and each of two workers is killed five
+times a second, the chance is one in forty for each further time, and below one in a million for four of them.
+"""
+
+MOST_FALSE_STARTS = 10
+"""How many workers may die one after another before they are set up, at one place, before the pool gives up.
+
+No task is to blame for those. More are allowed, since to start takes longer than a task, so that kills at random hit it
+more often: at 20 ms and five kills a second one in ten, and all ten in a row hardly ever.
+"""
+
+_COUNT = struct.Struct("<Q")
+
+EMPTY_FRAME = _COUNT.pack(0)
+"""A frame without parts: a word from a worker that is no answer."""
+
+_SPARE_AFTER = 64
+"""After how many tasks slots are dropped that none of them needed: they were for batches that the user held."""
+
+_rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+"""The rank's ends of all sockets: a forked process must not hold on to them, or no worker would see its rank die."""
+
+
+def _close_rank_ends() -> None:
+    for end in list(_rank_ends):
+        end.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_rank_ends)
+
+
+class Assigned(Future):
+    """The future of a task that a worker was given.
+
+    Attributes:
+        task: What it is.
+        number: How many tasks were submitted before it.
+        deaths: How many workers died while it was the one that they were at.
+    """
+
+    __slots__ = ("deaths", "number", "task")
+
+    def __init__(self, task: Task, number: int) -> None:
+        super().__init__(-1)
+        self.task = task
+        self.number = number
+        self.deaths = 0
+
+    def land(self, message: Sequence[Buffer], slots: Slots) -> None:
+        """Fill in what a `SlotWriter` wrote, unless another worker was faster: then what was lent is given back."""
+        try:
+            lifted = lift(message, slots)
+            if not self.done():
+                self.size_bytes = sum(map(len, lifted))
+                self.resolve_later(partial(decode, lifted))
+        except SlotTooLarge as error:
+            self.fail(error)
+
+
+class Wire:
+    """The rank's two sockets to one worker: for messages, and for descriptors of slots.
+
+    Args:
+        end: For messages.
+        descriptors: For slots.
+        heard: Called with the parts of each message.
+
+    Attributes:
+        loans: The worker's slots.
+        outbox: What the socket did not take yet.
+    """
+
+    def __init__(
+        self, end: socket.socket, descriptors: socket.socket, heard: Callable[[list[bytearray]], None]
+    ) -> None:
+        end.setblocking(False)
+        _rank_ends.update((end, descriptors))
+        self.end = end
+        self.descriptors = descriptors
+        self.loans = Loans(descriptors)
+        self.outbox: deque[memoryview] = deque()
+        self._frames = read_frames(heard)
+        self._wanted = next(self._frames)
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody has hung up."""
+        return self.end.fileno() >= 0
+
+    def hand(self, task: Task, number: int | None, slots: tuple[list[int], list[int]]) -> None:
+        """Send a task, its number where its random numbers hang on it, and the slots from a `Lender`."""
+        self.outbox.extend(frame(encode((task, number, *slots))))
+        self.send()
+
+    def send(self) -> None:
+        """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
+        while self.outbox:
+            try:
+                sent = self.end.send(self.outbox[0])
+            except BlockingIOError:
+                return
+            except OSError:  # the worker is gone; reading finds that out, and what it had sent before
+                self.outbox.clear()
+                return
+            if sent == len(self.outbox[0]):
+                self.outbox.popleft()
+            else:
+                self.outbox[0] = self.outbox[0][sent:]
+
+    def receive(self) -> bool:
+        """Read what has arrived; return False when the worker has closed its end."""
+        while True:
+            try:
+                count = self.end.recv_into(self._wanted)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not count:
+                return False
+            # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
+            wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames, None)
+            if wanted is None:
+                return False
+            self._wanted = wanted
+
+    def close(self) -> None:
+        """Hang up, and let go of what only a reference cycle would keep."""
+        hang_up(self.end)
+        self.descriptors.close()
+        self._frames.close()
+        self.loans.close()
+
+
+class Lender:
+    """Decides which slots go back to the workers of a pool, and which are dropped."""
+
+    def __init__(self) -> None:
+        self._tasks = self._spare = 0  # tasks, and slots that none of the last few needed
+
+    def lend(self, wire: Wire, tasks: int, wires: Sequence[Wire]) -> tuple[list[int], list[int]]:
+        """Return the slots that go back to a worker with its task, and those that it is to forget.
+
+        A slot that one worker has to make replaces one that another does not need, so that together they have no more
+        than there are batches asked for, undelivered or held, and one each: a worker's turn comes when another's batch
+        has just been let go, and to drop that slot each time would cost its pages. Slots that nobody needed for long
+        are dropped, too.
+
+        Args:
+            wire: To the worker.
+            tasks: How many tasks it has, this one included.
+            wires: To all workers.
+        """
+        self._tasks += 1
+        back, dropped = wire.loans.lend(tasks)
+        spare = sum(one.loans.spare for one in wires)
+        self._spare = min(self._spare, spare)
+        surplus = self._spare if self._tasks % _SPARE_AFTER == 0 else 0
+        if surplus:
+            self._spare = spare - surplus
+        elif spare > len(wires) and not back and wire.loans.lent < tasks:
+            surplus = 1
+        for _ in range(surplus):
+            max(wires, key=lambda one: one.loans.spare).loans.drop()
+        return back, dropped
+
+
+def hang_up(end: socket.socket) -> None:
+    """Close a socket for every process that may hold a copy of it: the worker reads an end of file."""
+    with suppress(OSError):  # the worker hung up first
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def frame(parts: Sequence[memoryview]) -> list[memoryview]:
+    """Put the number of parts and their lengths in bytes before the parts."""
+    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
+    return [memoryview(head), *(part for part in parts if len(part))]
+
+
+def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, None, None]:
+    """Yield the memory to be filled next, for ever; call `deliver` with each frame's parts."""
+    while True:
+        head = bytearray(_COUNT.size)
+        yield memoryview(head)
+        sizes = bytearray(_COUNT.size * _COUNT.unpack(head)[0])
+        if sizes:
+            yield memoryview(sizes)
+        parts = [bytearray(size) for (size,) in _COUNT.iter_unpack(sizes)]
+        yield from (memoryview(part) for part in parts if part)
+        deliver(parts)
+        del parts  # the batch's memory belongs to the user now
