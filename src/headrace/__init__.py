@@ -1,8 +1,16 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
 from headrace.data import PackedList
-from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, SlotTooLarge, StateMismatch, WorkerDied
-from headrace.executors import Executor, InlineExecutor, ProcessExecutor, ThreadExecutor
+from headrace.errors import (
+    ClusterUnavailable,
+    DeliveryTimeout,
+    HeadraceError,
+    MissingExtra,
+    SlotTooLarge,
+    StateMismatch,
+    WorkerDied,
+)
+from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.loader import DataLoader
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
 from headrace.randomness import rng, torch_rng
@@ -11,6 +19,7 @@ from headrace.types import Replaced, World
 
 __all__ = [
     "Balanced",
+    "ClusterUnavailable",
     "DataLoader",
     "DeliveryTimeout",
     "Executor",
@@ -21,6 +30,7 @@ __all__ = [
     "PackedList",
     "Plan",
     "ProcessExecutor",
+    "RayExecutor",
     "Replaced",
     "Sequential",
     "Shuffled",

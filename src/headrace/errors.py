@@ -28,6 +28,10 @@ class StateMismatch(HeadraceError, ValueError):
     """A state does not fit the loader, or ranks disagree."""
 
 
+class ClusterUnavailable(HeadraceError, RuntimeError):
+    """The Ray cluster cannot be reached, has no room for a single worker, or runs other versions than the rank."""
+
+
 class MissingExtra(HeadraceError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

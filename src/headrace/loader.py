@@ -62,8 +62,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         tail: What happens at the end of an epoch that does not divide evenly: "pad" (the default: equal steps
             on all ranks, up to W-1 samples are read twice), "drop" (whole global batches only), or "exact"
             (every sample once; a rank may have a step less). `Plan` has a table of the three.
-        executor: Where the work runs: "process" (the default if `num_workers` > 0), "thread", "inline", or an
-            `Executor`.
+        executor: Where the work runs: "process" (the default if `num_workers` > 0), "thread", "inline", "ray"
+            (actors of a Ray cluster, `RayExecutor`), or an `Executor`.
         fetch_threads: How many samples of a batch each worker fetches at a time, for slow storage. The order stays, and
             so do the batches; a dataset that draws from the global random generators, which threads share, is noticed
             and fetched one by one (use `headrace.rng()` there). Code that seeds a generator and puts it back within
@@ -113,7 +113,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         order: Order | None = None,
         distributed: bool | World | None = None,
         tail: Tail | None = None,
-        executor: Literal["process", "thread", "inline"] | Executor | None = None,
+        executor: Literal["process", "thread", "inline", "ray"] | Executor | None = None,
         fetch_threads: int = 1,
         on_error: OnError = "raise",
     ) -> None:
@@ -337,7 +337,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
                 return reader
             # Torch asks for the sampler's iterator twice where there are workers, and some draw numbers then.
             tasks = self._tasks() if executor.prefetches else reading.drawn(self._tasks)
-            pool = self._start(executor, base_seed=draw_base_seed(self.generator))
+            pool = self._start(executor, base_seed=draw_base_seed(self.generator), by_number=executor.by_number)
             if executor.prefetches:
                 tasks = reading.drawn(self._tasks)
             tasks = reading.rest(tasks)
@@ -455,7 +455,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         return Delivery(
             ahead=self.num_workers * (self.prefetch_factor or 2) if executor.prefetches else 0,
             in_order=self.in_order,
-            in_turn=self._iterable or (self.in_order and not planned),
+            in_turn=self._iterable or (self.in_order and not planned and not executor.by_number),
             quick_tasks=not self._user_order,
             timeout_s=self.timeout,
             transforms=tuple(one for one in transforms if one is not None),

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import MapDataPipe
 
 from headrace.errors import bad_value, whole_number
-from headrace.executors import Executor, InlineExecutor, ProcessExecutor, ThreadExecutor
+from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.plan import Order
 from headrace.plan.plan import MAX_SEED
 from headrace.types import ON_ERROR, TAILS, World
@@ -17,6 +17,7 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "process": ProcessExecutor,
     "thread": ThreadExecutor,
     "inline": InlineExecutor,
+    "ray": RayExecutor,
 }
 
 

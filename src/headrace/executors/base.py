@@ -6,7 +6,6 @@ fit in without touching it.
 """
 
 import os
-import pickle
 import platform
 import reprlib
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from headrace.errors import note
+from headrace.memory.pickling import dump
 from headrace.types import IndexTask, PlanTask, Remark, StreamTask, Task
 from headrace.work import Work, Worker
 
@@ -39,7 +39,7 @@ class Failure:
         locate(error, where)
         wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where)  # type: ignore[no-untyped-call]
         try:
-            pickle.dumps(type(error))
+            dump(type(error))
         except Exception:  # noqa: BLE001 - a local class cannot travel; its message and traceback can
             wrapped.exc_type = RuntimeError
         return cls(wrapped, tuple(getattr(error, "__notes__", ())))

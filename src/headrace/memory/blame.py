@@ -2,7 +2,7 @@
 
 import functools
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.memory.pickling import Pickler, Stream
@@ -11,14 +11,16 @@ _DEEPEST = 30
 """Further down nothing is looked for."""
 
 
-def culprit(value: Any, name: str, error: BaseException) -> str:
+def culprit(value: Any, name: str, error: BaseException, kind: type[Pickler] = Pickler) -> str:
     """Say what it is in a value that pickle refuses, and where: "batch['meta'][0].lock is a _thread.lock".
 
     Args:
         value: What could not be pickled.
         name: What to call it; nothing where its attributes are to be named alone.
         error: What pickling raised: what fails for another reason is not to blame.
+        kind: What pickled it.
     """
+    probe = _probe(kind)
     above: list[Any] = []
     while len(above) < _DEEPEST:
         above.append(value)
@@ -26,8 +28,8 @@ def culprit(value: Any, name: str, error: BaseException) -> str:
         while len(parts) > 1:  # a few passes over millions of items rather than one pickler for each
             middle = len(parts) // 2
             half = parts[:middle]
-            parts = half if _refused([part for _, part in half], above, error) else parts[middle:]
-        if not parts or not _refused(parts[0][1], above, error):
+            parts = half if _refused(probe, [part for _, part in half], above, error) else parts[middle:]
+        if not parts or not _refused(probe, parts[0][1], above, error):
             break
         name += parts[0][0]
         value = parts[0][1]
@@ -37,20 +39,28 @@ def culprit(value: Any, name: str, error: BaseException) -> str:
     return f"{name.removeprefix('.') or 'something'} is a {label}{which}"
 
 
-class _Probe(Pickler):
-    """Pickles to see whether it can, leaving out what is known to contain the value: that would fail in any case."""
+def _probe(kind: type[Pickler]) -> Callable[[Any, Sequence[Any]], None]:
+    """Return what pickles to see whether it can, leaving out what contains the value: that would fail in any case."""
 
-    def __init__(self, above: Sequence[Any]) -> None:
-        super().__init__(Stream(), [], {}, shared=True)
-        self._above = {id(one) for one in above}
+    class Probe(kind):  # type: ignore[valid-type, misc]
+        known: set[int]
 
-    def persistent_id(self, value: Any) -> Any:
-        return id(value) if id(value) in self._above else None
+        def persistent_id(self, value: Any) -> Any:
+            return id(value) if id(value) in self.known else None
+
+    def probe(value: Any, above: Sequence[Any]) -> None:
+        pickler = Probe(Stream(), [], {}, shared=True)
+        pickler.known = {id(one) for one in above}
+        pickler.dump(value)
+
+    return probe
 
 
-def _refused(value: Any, above: Sequence[Any], error: BaseException) -> bool:
+def _refused(
+    probe: Callable[[Any, Sequence[Any]], None], value: Any, above: Sequence[Any], error: BaseException
+) -> bool:
     try:
-        _Probe(above).dump(value)
+        probe(value, above)
     except Exception as refusal:  # noqa: BLE001 - whatever the user's classes raise
         return type(refusal) is type(error)
     return False

@@ -28,12 +28,16 @@ class SlotWriter:
 
     Args:
         ring: The worker's slots.
+
+    Attributes:
+        filled: The slot that was written last, and how much of it, in bytes; None if what was written needed none.
     """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._slot: tuple[int, Mapping] | None = None
         self._used = 0
+        self.filled: tuple[int, int] | None = None
 
     def begin(self) -> None:
         """Choose the slot for the next batch, so that it can be collated in place."""
@@ -67,11 +71,12 @@ class SlotWriter:
         parts = dump(value)
         sizes = [sum(map(len, part)) for part in parts]
         small = [number for number, size in enumerate(sizes) if size <= INLINE_BYTES][:INLINE_PARTS]
-        number, places = -1, []
+        number, places, self.filled = -1, [], None
         if sum(sizes) > INLINE_BYTES and len(small) < len(parts):
             places = self._lay_out(parts, sizes, set(small))
             assert self._slot is not None
             number, self._slot = self._slot[0], None
+            self.filled = number, self._used
         else:
             small = list(range(len(parts)))
         return [self._head(number, places), *(whole(parts[one]) for one in small)]

@@ -96,7 +96,17 @@ class Pickler(pickle.Pickler):
         return (_tensor, (raw, *layout)) if dense else (_view, (raw, 0, count, *layout, value.stride()))
 
 
-def dump(value: Any, shared: bool = True) -> list[Part]:
+_kind = Pickler
+"""What this process pickles with."""
+
+
+def pickle_with(kind: type[Pickler]) -> None:
+    """Have everything that this process pickles from now on pickled by another class."""
+    global _kind  # noqa: PLW0603 - a setting of the process
+    _kind = kind
+
+
+def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> list[Part]:
     """Pickle any value: the stream first, then the data of tensors and arrays, one part each, all of it uncopied.
 
     Tensors that are views of the same memory are so again afterwards; numpy arrays become copies.
@@ -104,20 +114,24 @@ def dump(value: Any, shared: bool = True) -> list[Part]:
     Args:
         value: What to pickle. It must stay as it is until its parts have been copied.
         shared: Whether tensors in shared memory may be copied like others.
+        kind: What pickles it; by default what the process pickles with.
 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
-    stream, buffers, pickler = _dump(value, {}, shared)
+    kind = kind or _kind
+    stream, buffers, pickler = _dump(kind, value, {}, shared)
     regions = _overlapping(pickler.tensors)
     if regions:  # the first pickler still keeps whatever it made, so that no address stands for something new
-        stream, buffers, _ = _dump(value, regions, shared)
+        stream, buffers, _ = _dump(kind, value, regions, shared)
     return [stream, *([buffer.raw()] for buffer in buffers)]
 
 
-def _dump(value: Any, regions: dict[_Span, _Region], shared: bool) -> tuple[Stream, list[pickle.PickleBuffer], Pickler]:
+def _dump(
+    kind: type[Pickler], value: Any, regions: dict[_Span, _Region], shared: bool
+) -> tuple[Stream, list[pickle.PickleBuffer], Pickler]:
     stream, buffers = Stream(), list[pickle.PickleBuffer]()
-    pickler = Pickler(stream, buffers, regions, shared)
+    pickler = kind(stream, buffers, regions, shared)
     pickler.dump(value)
     return stream, buffers, pickler
 

@@ -137,13 +137,13 @@ class Ring:
     """A worker's slots. It grows when the rank holds all of them, or a batch is larger than any.
 
     Args:
-        descriptors: The socket over which the rank gets each new slot's descriptor.
+        descriptors: The socket over which the rank gets each new slot's descriptor; None where it maps none.
 
     Attributes:
         given_up: Slots that have become too small, or far too large, which the rank may forget.
     """
 
-    def __init__(self, descriptors: socket.socket) -> None:
+    def __init__(self, descriptors: socket.socket | None) -> None:
         self.given_up: list[int] = []
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
@@ -154,6 +154,10 @@ class Ring:
     def release(self, slot: int) -> None:
         """Take a slot back."""
         self._free.append(slot)
+
+    def memory(self, slot: int) -> memoryview:
+        """Return what is in a slot, and behind it."""
+        return self._slots[slot].view()
 
     def forget(self, slot: int) -> None:
         """Let go of a slot that the rank has not given back, and will not."""
@@ -186,7 +190,8 @@ class Ring:
             mapping = Mapping(descriptor, size)
             slot, self._made = self._made, self._made + 1
             head = slot.to_bytes(8, "little") + size.to_bytes(8, "little")
-            socket.send_fds(self._descriptors, [head], [descriptor])
+            if self._descriptors is not None:
+                socket.send_fds(self._descriptors, [head], [descriptor])
         finally:
             os.close(descriptor)
         self._slots[slot] = mapping
@@ -286,6 +291,48 @@ class Loans:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+class Shelf:
+    """Memory of the rank's own, for batches that come from other machines; used again when the last view of it dies.
+
+    Args:
+        spare: How many pieces that nobody uses are kept.
+    """
+
+    def __init__(self, spare: int) -> None:
+        self._spare = spare
+        self._pieces: dict[int, tuple[Mapping, _Watch]] = {}
+        self._returned: deque[_Watch] = deque()  # filled from any thread
+        self._made = 0
+
+    def take(self, size: int) -> memoryview:
+        """Return memory of `size` bytes.
+
+        Raises:
+            SlotTooLarge: The system refuses it.
+        """
+        wanted, mapping = _rounded(size), None
+        while self._returned and (mapping is None or len(self._returned) > self._spare):
+            piece, _ = self._pieces.pop(self._returned.popleft().slot)
+            if wanted <= piece.size <= 4 * wanted:
+                mapping = piece
+        if mapping is None:
+            descriptor = anonymous_file(wanted)
+            try:
+                mapping = Mapping(descriptor, wanted)
+            finally:
+                os.close(descriptor)
+        lease = mapping.lease()
+        watch = _Watch(lease, self._returned.append)
+        watch.slot = self._made
+        self._pieces[self._made] = mapping, watch
+        self._made += 1
+        return memoryview(lease).cast("B")[:size]
+
+    def sizes(self) -> list[int]:
+        """Return the sizes of the pieces, in bytes."""
+        return [mapping.size for mapping, _ in list(self._pieces.values())]
 
 
 @functools.cache

@@ -1,0 +1,171 @@
+"""What runs in a Ray actor: a worker that answers over a socket where it shares the rank's host, else through Ray."""
+
+import importlib
+import os
+import platform
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.errors import note
+from headrace.executors.base import Failure
+from headrace.executors.serving import Server, serve
+from headrace.memory.pickling import Pickler, decode, pickle_with
+from headrace.memory.slots import Ring, keep_freed_memory
+from headrace.types import Task
+
+HELLO = struct.Struct("<QQ")
+"""The first message over each socket: whose it is, and whether it is for descriptors."""
+
+_REACH_S = 2.0
+"""How long a rank on the same host may take to accept a connection: the kernel does that for it."""
+
+
+class Setup(NamedTuple):
+    """What an actor must know to become a worker, beside the work.
+
+    Attributes:
+        ident: What the rank calls it.
+        worker: Which worker it is to be.
+        workers: How many there are.
+        threads: How many threads torch may use.
+        versions: What the rank runs.
+        address: The rank's socket, which only a process on the same host can reach; "" if there is none.
+    """
+
+    ident: int
+    worker: int
+    workers: int
+    threads: int
+    versions: dict[str, str]
+    address: str
+
+
+class Begun(NamedTuple):
+    """What has become of an actor that was to be a worker.
+
+    Attributes:
+        where: Its process and host, in words.
+        versions: What it runs.
+        near: Whether it has connected to the rank's socket.
+        failure: Why it is no worker, if the work could not be unpickled.
+    """
+
+    where: str
+    versions: dict[str, str]
+    near: bool = False
+    failure: Failure | None = None
+
+
+Answers = tuple[tuple[list[list[bytes]], bool], list[NDArray[np.uint8]]]
+"""For each task the message of a `SlotWriter`, and whether any refers to a slot; then those slots, one for each."""
+
+
+def versions() -> dict[str, str]:
+    """Return what must be equal on both sides for code to travel and bits to be equal."""
+    with suppress(metadata.PackageNotFoundError):
+        mine = metadata.version("headrace")
+        python = ".".join(platform.python_version_tuple()[:2])
+        return {"Python": python, "torch": torch.__version__.partition("+")[0], "headrace": mine}
+    return {}
+
+
+def by_value() -> type[Pickler]:
+    """Return a pickler that takes by value what another process could not import: lambdas, classes of `__main__`.
+
+    What comes back to the process whose class it is becomes that very class again.
+    """
+    cloudpickle = importlib.import_module("ray.cloudpickle")
+
+    class ByValue(Pickler, cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            reduced = Pickler.reducer_override(self, value)
+            if reduced is not NotImplemented:
+                return reduced
+            return cloudpickle.Pickler.reducer_override(self, value)
+
+    return ByValue
+
+
+class Actor:
+    """A process that can be made a worker, of one pool after another."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+        self._ends: list[socket.socket] = []
+        self._lent: list[int] = []
+
+    def begin(self, setup: Setup, parts: Sequence[NDArray[np.uint8]]) -> Begun:
+        """Become a worker.
+
+        Args:
+            setup: Which one.
+            parts: The pickled work, shape (bytes,) each.
+        """
+        self._let_go()
+        where = f"in DataLoader worker actor {setup.worker}"
+        begun = Begun(f"pid {os.getpid()} on {platform.node()}", versions())
+        if begun.versions != setup.versions:
+            return begun
+        pickle_with(by_value())
+        keep_freed_memory()
+        try:
+            # Ray's memory is shared and not to be written to; the dataset's tensors are the worker's own.
+            work = decode([parts[0].data, *(bytearray(part.data) for part in parts[1:])])
+        except Exception as error:  # noqa: BLE001 - it is raised in the rank
+            note(error, "while unpickling the dataset, collate_fn and worker_init_fn")
+            return begun._replace(failure=Failure.of(error, where))
+        self._ends = _reach(setup)
+        self._ring = Ring(self._ends[1] if self._ends else None)
+        self._server = Server(work, setup.worker, setup.workers, self._ring, where, setup.threads)
+        return begun._replace(near=bool(self._ends))
+
+    def serve(self) -> None:
+        """Answer tasks over the socket until the rank hangs up."""
+        assert self._server is not None
+        with suppress(BrokenPipeError, ConnectionResetError):
+            serve(self._ends[0], self._ring, self._server, lambda: True)
+        self._let_go()
+
+    def run(self, tasks: Sequence[tuple[Task, int]]) -> Answers:
+        """Answer tasks, each with its number."""
+        assert self._server is not None
+        while self._lent:  # Ray has copied what it was given
+            self._ring.release(self._lent.pop())
+        heads, slots = [], []
+        for task, number in tasks:
+            heads.append([bytes(part) for part in self._server.answer(task, number)])
+            if self._server.writer.filled is not None:
+                slot, used = self._server.writer.filled
+                self._lent.append(slot)
+                slots.append(np.frombuffer(self._ring.memory(slot)[:used], np.uint8))
+        return (heads, bool(slots)), slots
+
+    def _let_go(self) -> None:
+        for end in self._ends:
+            end.close()
+        self._ends, self._lent, self._server = [], [], None
+
+
+def _reach(setup: Setup) -> list[socket.socket]:
+    """Connect to the rank twice, for messages and for descriptors; return nothing where it is on another host."""
+    ends: list[socket.socket] = []
+    if setup.address:
+        try:
+            for which in range(2):
+                ends.append(socket.socket(socket.AF_UNIX))
+                ends[-1].settimeout(_REACH_S)
+                ends[-1].connect(setup.address)
+                ends[-1].sendall(HELLO.pack(setup.ident, which))
+                ends[-1].settimeout(None)
+        except OSError:
+            while ends:
+                ends.pop().close()
+    return ends

@@ -1,0 +1,224 @@
+"""Ray itself: joining or starting a cluster, what it has room for, whether its head lives, and idle actors."""
+
+import importlib
+import os
+import socket
+import threading
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import ClusterUnavailable, MissingExtra
+
+_CONNECT_S = 3.0
+"""How long a connection to a cluster's head may take."""
+
+_PROBE_S = 0.5
+"""How long the head may take to accept a connection."""
+
+_END_S = 0.25
+"""How long to wait for an actor to end what it is at: to start another takes longer."""
+
+
+def import_ray(client: bool = False) -> Any:
+    """Return the module `ray`.
+
+    Args:
+        client: Whether a remote driver is needed as well.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    extra = "ray-client" if client else "ray"
+    try:
+        if client:
+            importlib.import_module("grpc")
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingExtra(
+            f'executor="ray" needs Ray{" and its client" if client else ""}: pip install "headrace[{extra}]"'
+        ) from error
+
+
+def connect(address: str | None, cpus: float) -> Any:
+    """Join the cluster that is meant, or start one on this machine; return the module `ray`.
+
+    Args:
+        address: As of `RayExecutor`.
+        cpus: How many CPUs the workers need, for a cluster that is started here.
+
+    Raises:
+        ClusterUnavailable: There is no cluster at the address.
+        MissingExtra: Ray is not installed.
+        ValueError: This process has joined another cluster.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        _check_joined(ray, address)
+        return ray
+    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
+    if wanted.startswith("ray://"):
+        import_ray(client=True)
+        warnings.warn(
+            f"the rank reaches {wanted} through the Ray Client, which passes every batch and every call through one "
+            "server, at a tenth of the speed. Run the rank on a machine of the cluster to do without.",
+            stacklevel=6,
+        )
+    if wanted not in ("auto", "local"):
+        _check_reachable(wanted)
+    settings: dict[str, Any] = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, int(-(-cpus // 1)))}
+    if wanted != "local":
+        try:
+            ray.init(wanted, log_to_driver=True)
+            return ray
+        except ConnectionError as error:
+            if address or wanted != "auto":
+                raise ClusterUnavailable(_unavailable(wanted)) from error
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        warnings.warn(
+            "no Ray cluster is running, so each rank starts one of its own on this machine, each with all its CPUs. "
+            "Start one before the ranks (ray start --head), or pass RayExecutor(address=...).",
+            stacklevel=6,
+        )
+    ray.init("local", **settings)
+    return ray
+
+
+def _unavailable(address: str) -> str:
+    return (
+        f"there is no Ray cluster at {address!r}. Start one with `ray start --head`, pass its address as "
+        'RayExecutor(address="host:port"), or leave the address and RAY_ADDRESS out to start one on this machine.'
+    )
+
+
+def _check_joined(ray: Any, address: str | None) -> None:
+    if address in (None, "auto", "local") or address.startswith("ray://"):
+        return
+    joined = gcs_address(ray)
+    if joined and address != joined:
+        raise ValueError(
+            f"address={address!r} is not allowed: this process has joined the Ray cluster at {joined!r}, and can be "
+            "in one only. Leave the address out, or call ray.shutdown() before."
+        )
+
+
+def _check_reachable(address: str) -> None:
+    """Find out in seconds that nobody listens, where Ray would try for long."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(
+            f'address={address!r} is not allowed: expected "host:port", "ray://host:port", "auto" or "local". '
+            "`ray start --head` prints it."
+        )
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise ClusterUnavailable(_unavailable(address)) from error
+
+
+def gcs_address(ray: Any) -> str:
+    """Return the head's address; "" where it cannot be known."""
+    with suppress(Exception):  # the client knows none
+        return str(ray.get_runtime_context().gcs_address or "")
+    return ""
+
+
+def head_answers(address: str) -> bool:
+    """Tell whether something listens where the cluster's head was."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def room(ray: Any, needs: dict[str, float]) -> str:
+    """Say what the cluster has, and has left, of what each worker needs."""
+    with suppress(Exception):  # it is for an error message; the cluster may be gone
+        total, free = ray.cluster_resources(), ray.available_resources()
+        has = [f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in needs]
+        each = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
+        return f"each needs {each}; of the cluster's resources {', '.join(has)} are free"
+    return "the cluster does not say what it has room for"
+
+
+@dataclass
+class _Idle:
+    options: Any
+    actor: Any
+    last_call: Any
+    until_s: float
+
+
+class Bench:
+    """Actors that no pool needs any more, kept for a moment: the next pool may need some.
+
+    A process that has imported torch is worth seconds; of the pool that it served, nothing is kept in it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._idle: list[_Idle] = []
+        self._watched = False
+
+    def leave(self, options: Any, actor: Any, last_call: Any, idle_s: float) -> None:
+        """Keep an actor for a while that is, or will be, idle once a call is answered; then end it."""
+        with self._changed:
+            self._idle.append(_Idle(options, actor, last_call, time.monotonic() + idle_s))
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="ray-idle-actors", daemon=True).start()
+            self._changed.notify_all()
+
+    def take(self, ray: Any, options: Any) -> Any:
+        """Return an idle actor with these options, or None; those with others are in the way, and are ended."""
+        with self._changed:
+            for one in [one for one in self._idle if one.options != options]:
+                self._idle.remove(one)
+                end(ray, one.actor)
+            calls = {one.last_call: one for one in self._idle}
+            done = ray.wait(list(calls), timeout=_END_S)[0] if calls else []
+            for call in done:
+                self._idle.remove(calls[call])
+                return calls[call].actor
+            return None
+
+    def clear(self) -> None:
+        """End all that are idle, now."""
+        with self._changed:
+            for one in self._idle:
+                one.until_s = 0.0
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        ray = import_ray()
+        with self._changed:
+            while self._idle:
+                now_s = time.monotonic()
+                for one in [one for one in self._idle if one.until_s <= now_s]:
+                    self._idle.remove(one)
+                    end(ray, one.actor)
+                next_s = min((one.until_s for one in self._idle), default=now_s)
+                if self._idle:
+                    self._changed.wait(max(0.0, next_s - now_s))
+            self._watched = False
+
+    def forget(self) -> None:
+        """Begin anew in a forked process, whose actors these are not."""
+        self.__init__()  # type: ignore[misc]
+
+
+BENCH = Bench()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=BENCH.forget)
+
+
+def end(ray: Any, actor: Any) -> None:
+    """End an actor, if there is still a Ray to end it."""
+    with suppress(Exception):  # it is gone, or its cluster is
+        if ray.is_initialized():
+            ray.kill(actor)

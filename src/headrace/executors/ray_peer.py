@@ -1,0 +1,116 @@
+"""One Ray actor as the rank sees it: the tasks that it has, how fast it is, and whether it can be counted on."""
+
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from headrace.executors.ray_actor import Begun
+from headrace.executors.wire import Assigned, Wire
+from headrace.types import Task
+
+CREDIT = 2
+"""How many tasks a worker has at a time: one that it is at, and one that it need not wait for."""
+
+_MOST_CREDIT = 64
+BUSY_S = 0.01
+"""Where tasks are short a worker has more of them, up to so many, so that it has this long to do."""
+
+
+class Asked(Assigned):
+    """The future of a task.
+
+    Attributes:
+        sent_s: When it was given to a worker first.
+        holders: The workers that have it.
+        bound: The only worker that may compute it, or None.
+    """
+
+    __slots__ = ("bound", "holders", "sent_s")
+
+    def __init__(self, task: Task, number: int, bound: int | None) -> None:
+        super().__init__(task, number)
+        self.bound = bound
+        self.sent_s = 0.0
+        self.holders: list[Peer] = []
+
+
+class Peer:
+    """One actor, as the rank sees it.
+
+    Attributes:
+        unanswered: The tasks that it has, oldest first.
+        wire: The sockets to it, if it shares this host and has connected.
+        call: The Ray call that was made last; when it is answered the actor is idle.
+        begun: What it said when it was set up.
+        up: Whether it takes tasks.
+        task_s: What a task takes it, in seconds.
+        heard_s: When it answered last, or was given a task when it had none.
+        suspect: Whether a task of its is overdue.
+        small: Whether its last batch came along with the answer.
+        to_send: What it was given just now, on its way.
+    """
+
+    def __init__(self, worker: int, ident: int, actor: Any, false_starts: int, ages: deque[float]) -> None:
+        self.worker = worker
+        self.ident = ident
+        self.actor = actor
+        self.false_starts = false_starts
+        self.unanswered: deque[Asked] = deque()
+        self.to_send: list[Asked] = []
+        self.wire: Wire | None = None
+        self.call: Any = None
+        self.begun: Begun | None = None
+        self.up = self.suspect = False
+        self.task_s = self.heard_s = 0.0
+        self.small = False
+        self._ages = ages
+
+    def hear(self, parts: list[bytearray]) -> None:
+        """Take an answer that came over the socket: they come in order."""
+        assert self.wire is not None
+        future = self.unanswered[0]
+        self.settle(future)
+        future.land(parts, self.wire.loans)
+
+    def settle(self, future: Asked) -> None:
+        """Note that a task is answered."""
+        now_s = time.monotonic()
+        with suppress(ValueError):  # it was taken away meanwhile
+            self.unanswered.remove(future)
+            future.holders.remove(self)
+        self.task_s += 0.25 * (now_s - self.heard_s - self.task_s)
+        self.heard_s = now_s
+        self.suspect = False
+        if not future.done():
+            self._ages.append(now_s - future.sent_s)
+
+    @property
+    def credit(self) -> int:
+        """How many tasks it may have."""
+        return int(min(max(CREDIT, BUSY_S / max(self.task_s, 1e-6)), _MOST_CREDIT)) if self.heard_s else CREDIT
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}" + (f" ({self.begun.where})" if self.begun is not None else "")
+
+
+class Landed:
+    """The memory that batches refer to which came through Ray: they have one slot each, in turn."""
+
+    def __init__(self, memories: Any) -> None:
+        self._memories = memories
+
+    def borrow(self, slot: int) -> memoryview:
+        """Return the next piece."""
+        memory: memoryview = next(self._memories)
+        return memory
+
+    def forget(self, slot: int) -> None:
+        """Do nothing: what the worker gives up is nowhere but there."""
+
+
+def end_of(peer: Peer, false_starts: int) -> str:
+    """Say how a worker ended."""
+    if false_starts:
+        return f"{false_starts} Ray actors in a row died as {peer} before they could do a task"
+    return f"the Ray actor of DataLoader {peer} exited unexpectedly"

@@ -1,0 +1,512 @@
+"""The rank's pool of Ray actors: it deals tasks to those that are up, and owns what comes back."""
+
+import os
+import selectors
+import socket
+import statistics
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from secrets import token_hex
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from headrace.errors import ClusterUnavailable, WorkerDied, note
+from headrace.executors.base import Failure, Future, Pool, name_task
+from headrace.executors.ray_actor import HELLO, Actor, Setup, by_value, versions
+from headrace.executors.ray_cluster import BENCH, end, gcs_address, head_answers, room
+from headrace.executors.ray_events import Bell, Event, Fetcher
+from headrace.executors.ray_peer import BUSY_S, CREDIT, Asked, Landed, Peer, end_of
+from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
+from headrace.interrupts import InterruptsHeld
+from headrace.memory.blame import culprit
+from headrace.memory.pickling import dump, whole
+from headrace.memory.slots import Shelf, keep_freed_memory
+from headrace.types import Task
+from headrace.work import Work
+
+LARGE_BYTES = 64 * 2**20
+"""A dataset that takes this much, pickled, is warned about."""
+
+_LOOK_S = 0.05
+"""How often the rank looks, while it waits, whether a batch is overdue."""
+
+_OVERDUE_S = 0.25
+_OVERDUE = 2.0
+"""A batch is overdue after this time and so many times what the median batch takes."""
+
+_GIVEN_UP_S = 10.0
+"""A worker that was overdue and says nothing for so long is replaced; Ray takes 14 s to find that a node is lost."""
+
+_FEW_S = 10.0
+"""After this time it is said that not all workers have come up."""
+
+_HEAD_S = 5.0
+_HEAD_LOST_S = 20.0
+"""How often the head is looked for, and after what time without it the pool gives up: Ray ends the process at 60 s."""
+
+
+class Settings(NamedTuple):
+    """What the pool needs to know of its executor, under the names that it has there; and Ray's options."""
+
+    options: dict[str, Any]
+    num_cpus: float
+    hedge: bool
+    shared_memory: bool
+    start_timeout_s: float
+    idle_s: float
+
+
+def _load(peer: Peer) -> tuple[bool, int]:
+    return peer.suspect, len(peer.unanswered)
+
+
+class RayPool(Pool):
+    """Running actors of one rank.
+
+    Args:
+        ray: The module, connected.
+        work: What they do.
+        workers: How many to ask for.
+        settings: Of the executor.
+    """
+
+    def __init__(self, ray: Any, work: Work, workers: int, settings: Settings) -> None:
+        self.work = work
+        self.workers = workers
+        self._ray = ray
+        self._settings = settings
+        self._options = settings.options
+        self._owner = os.getpid()
+        self._refusal: partial[NoReturn] | None = None
+        self._queue: deque[Asked] = deque()
+        self._submitted = self._hired = 0
+        self._ages: deque[float] = deque(maxlen=64)
+        self._started_s = self._looked_s = self._head_s = time.monotonic()
+        self._head_seen_s = self._started_s
+        self._few_told = False
+        self._peers: list[Peer] = []
+        self._arrivals: dict[int, dict[int, socket.socket]] = {}
+        self._lender = Lender()
+        self._shelf = Shelf(spare=2 * workers)
+        keep_freed_memory()
+        self._bell = Bell()
+        self._fetcher = Fetcher(ray, self._bell, self._shelf)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell.end, selectors.EVENT_READ, self._hear_bell)
+        self._listener, self._address = _listen() if settings.shared_memory else (None, "")
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        try:
+            self._payload = ray.put(self._pickled())
+            self._head = gcs_address(ray)
+            self._peers += [self._hire(worker) for worker in range(workers)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _pickled(self) -> list[np.ndarray[Any, Any]]:
+        kind = by_value()
+        try:
+            parts = [whole(part) for part in dump(self.work, shared=True, kind=kind)]
+        except Exception as error:
+            error.add_note(
+                "headrace: the dataset, collate_fn and worker_init_fn must be picklable to travel to Ray's workers, "
+                f"but {culprit(self.work, '', error, kind)}; leave it out in __getstate__, or have the dataset built "
+                "there: headrace.Deferred(factory)"
+            )
+            raise
+        size = sum(map(len, parts))
+        if size >= LARGE_BYTES:
+            warnings.warn(
+                f"the dataset takes {size / 2**20:,.0f} MiB when it is pickled, which every worker holds a copy of. "
+                "headrace.Deferred(factory) builds it in each worker, and can read the worker's own disk or store.",
+                stacklevel=7,
+            )
+        return [np.frombuffer(part, np.uint8) for part in parts]
+
+    # What workers are there.
+
+    def _hire(self, worker: int, false_starts: int = 0) -> Peer:
+        """Ask for an actor; it is up when it says so."""
+        actor = BENCH.take(self._ray, self._options)
+        if actor is None:
+            actor = self._ray.remote(Actor).options(**self._options).remote()
+        self._hired += 1
+        peer = Peer(worker, self._hired, actor, false_starts, self._ages)
+        threads = max(1, int(self._settings.num_cpus))
+        setup = Setup(peer.ident, worker, self.workers, threads, versions(), self._address)
+        peer.call = actor.begin.remote(setup, self._payload)
+        self._bell.tell_of(peer.call, (peer, "begun"))
+        return peer
+
+    def _hear_bell(self) -> None:
+        for event in self._bell.heard():
+            peer, what = event.what[:2]
+            if what == "begun":
+                self._begun(peer, event)
+            elif what == "served":
+                self._lose(peer, event.error)
+            else:
+                self._answered(peer, event)
+
+    def _begun(self, peer: Peer, event: Event) -> None:
+        if self._peers[peer.worker] is not peer:
+            return
+        if event.error is not None:
+            if isinstance(event.error, self._ray.exceptions.RayActorError):
+                self._lose(peer, event.error)
+            else:
+                self._refuse(partial(_raise, event.error))
+            return
+        peer.begun = event.outcome
+        if peer.begun.versions != versions():
+            there, here = (", ".join(map(" ".join, one.items())) for one in (peer.begun.versions, versions()))
+            text = f"{peer} runs {there}, and the rank {here}: neither code nor bits would be the same"
+            self._refuse(partial(_raise_new, ClusterUnavailable, f"{text}. Install the same on all nodes."))
+        elif peer.begun.failure is not None:
+            self._refuse(partial(_reraise, peer.begun.failure))
+        elif peer.begun.near:
+            peer.call = peer.actor.serve.remote()
+            self._bell.tell_of(peer.call, (peer, "served"))
+            self._connect(peer)
+        else:
+            peer.up = True
+
+    def _accept(self) -> None:
+        """Take a connection; its first message tells which worker's it is."""
+        assert self._listener is not None
+        with suppress(OSError):
+            arrived, _ = self._listener.accept()
+            arrived.settimeout(1.0)  # it has been sent already
+            try:
+                _, uid, _ = np.frombuffer(arrived.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12), np.int32)
+                hello = arrived.recv(HELLO.size)
+                if uid not in (os.getuid(), 0) or len(hello) != HELLO.size:
+                    raise ConnectionRefusedError
+            except OSError:
+                arrived.close()
+                raise
+            arrived.settimeout(None)
+            ident, which = HELLO.unpack(hello)
+            self._arrivals.setdefault(ident, {})[which] = arrived
+            for peer in self._peers:
+                if peer.ident == ident:
+                    self._connect(peer)
+
+    def _connect(self, peer: Peer) -> None:
+        """Begin to use the sockets to a worker when it is set up and both are there."""
+        if peer.begun is not None and len(self._arrivals.get(peer.ident, ())) == 2:
+            ends = self._arrivals.pop(peer.ident)
+            peer.wire = Wire(ends[0], ends[1], peer.hear)
+            self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
+            peer.up = True
+
+    def _lose(self, peer: Peer, error: BaseException | None) -> None:
+        """Have what a lost worker owes computed by others, and let another actor take its place."""
+        if self._peers[peer.worker] is not peer:
+            return
+        self._dismiss(peer)
+        end(self._ray, peer.actor)
+        false_starts = 0 if peer.up else peer.false_starts + 1
+        owed = [one for one in peer.unanswered if not one.done()]
+        if self.broken or not self.work.repeatable or false_starts == MOST_FALSE_STARTS:
+            self._refuse(partial(_raise_new, WorkerDied, end_of(peer, false_starts), error))
+            return
+        if peer.up and owed:
+            owed[0].deaths += 1
+        for future in sorted(owed, key=lambda one: one.number, reverse=True):
+            future.holders.remove(peer)
+            if future.deaths == MOST_DEATHS:
+                death = WorkerDied(end_of(peer, 0))
+                note(death, f"{name_task(self.work, future.task)} ended {future.deaths} workers")
+                death.__cause__ = error
+                future.fail(death)
+            elif not future.holders:
+                self._queue.appendleft(future)
+        self._peers[peer.worker] = self._hire(peer.worker, false_starts)
+        self.note_restart()
+
+    def _dismiss(self, peer: Peer) -> None:
+        """Take no more from a worker."""
+        if peer.wire is not None:
+            if peer.wire.open:
+                self._selector.unregister(peer.wire.end)
+            peer.wire.close()
+        for arrived in self._arrivals.pop(peer.ident, {}).values():
+            arrived.close()
+
+    def _refuse(self, refusal: "partial[NoReturn]") -> None:
+        """Give up: whatever is asked for from now on raises."""
+        self.breaks()
+        self._refusal = self._refusal or refusal
+        for future in [*self._queue, *(one for peer in self._peers for one in peer.unanswered)]:
+            if not future.done():
+                future.resolve_later(self._refusal)
+        self._queue.clear()
+
+    # What they have to do.
+
+    def submit(self, task: Task, worker: int | None = None) -> Future:
+        """Put a task where the next worker that has too little to do finds it."""
+        future = Asked(task, self._submitted, None if self.work.repeatable else worker)
+        self._submitted += 1
+        with InterruptsHeld():
+            if self._refusal is not None:
+                future.resolve_later(self._refusal)
+            else:
+                self._queue.append(future)
+                self._deal()
+        return future
+
+    def _deal(self) -> None:
+        """Give tasks to workers that have too little to do."""
+        kept = []
+        while self._queue:
+            future = self._queue.popleft()
+            if future.done():
+                continue
+            free = [one for one in self._peers if one.up and future.bound in (None, one.worker)]
+            if future.bound is None:
+                free = [one for one in free if len(one.unanswered) < one.credit and one not in future.holders]
+            if free:
+                self._give(future, min(free, key=_load))
+            else:
+                kept.append(future)
+                if future.bound is None:
+                    break
+        self._queue.extendleft(reversed(kept))
+        for peer in self._peers:
+            if peer.to_send:
+                self._send(peer)
+
+    def _give(self, future: Asked, peer: Peer) -> None:
+        now_s = time.monotonic()
+        future.worker = peer.worker
+        future.sent_s = future.sent_s or now_s
+        if not peer.unanswered:
+            peer.heard_s = now_s
+        future.holders.append(peer)
+        peer.unanswered.append(future)
+        if peer.wire is None:
+            peer.to_send.append(future)
+        else:
+            wires = [one.wire for one in self._peers if one.wire is not None]
+            number = future.number if self.work.by_number else None
+            peer.wire.hand(future.task, number, self._lender.lend(peer.wire, len(peer.unanswered), wires))
+
+    def _send(self, peer: Peer) -> None:
+        """Call an actor on another host: once for several tasks where they are short and their batches small."""
+        futures, peer.to_send = peer.to_send, []
+        size = len(futures) if peer.small and peer.task_s < BUSY_S / CREDIT else 1
+        for first in range(0, len(futures), size):
+            some = futures[first : first + size]
+            tasks = [(one.task, one.number if self.work.by_number else None) for one in some]
+            call = peer.actor.run.options(num_returns=2).remote(tasks)
+            peer.call = call[0]
+            self._bell.tell_of(call[0], (peer, "answered", some, call[1]))
+
+    def _answered(self, peer: Peer, event: Event) -> None:
+        """Take answers that came through Ray, or the memory that they refer to."""
+        _, what, futures, rest = event.what
+        if isinstance(event.error, self._ray.exceptions.RayActorError):
+            self._lose(peer, event.error)
+        elif event.error is not None:
+            self._missing(peer, futures, event.error)
+        elif what == "answered" and event.outcome[1]:
+            messages = event.outcome[0]
+            peer.small = False
+            self._fetcher.fetch(rest, (peer, "fetched", futures, messages))
+        else:
+            messages = rest if what == "fetched" else event.outcome[0]
+            memories = iter(event.outcome if what == "fetched" else ())
+            peer.small = what == "answered"
+            for future, message in zip(futures, messages, strict=True):
+                peer.settle(future)
+                future.land([message[0], *map(bytearray, message[1:])], Landed(memories))
+
+    def _missing(self, peer: Peer, futures: Sequence[Asked], error: BaseException) -> None:
+        """Ask again for what was lost between the worker and the rank; what Ray refused to carry is an error."""
+        lost = isinstance(error, self._ray.exceptions.ObjectLostError) and self.work.repeatable
+        for future in reversed(futures):
+            peer.settle(future)
+            if not lost and not future.done():
+                note(error, f"Ray could not bring the batch from {peer}; {room(self._ray, {'object_store_memory': 0})}")
+                future.fail(error)
+            elif not future.done() and not future.holders:
+                self._queue.appendleft(future)
+
+    # Waiting.
+
+    def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
+        """Wait until one of the futures is done, and meanwhile see to it that one will be."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._pump(0)
+        while not any(future.done() for future in futures):
+            left = _LOOK_S if deadline is None else min(deadline - time.monotonic(), _LOOK_S)
+            if left <= 0:
+                return False
+            self._pump(left)
+            with InterruptsHeld():
+                if self._settings.hedge and self.work.repeatable:
+                    self._hedge(futures)
+        return True
+
+    def _pump(self, timeout_s: float) -> None:
+        """Move bytes and deal tasks until something happened."""
+        for peer in self._peers:
+            if peer.wire is not None and peer.wire.open:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.wire.outbox else 0)
+                if self._selector.get_key(peer.wire.end).events != events:
+                    self._selector.modify(peer.wire.end, events, peer)
+        ready = self._selector.select(timeout_s)
+        with InterruptsHeld():
+            for chosen, events in ready:
+                if not isinstance(chosen.data, Peer):
+                    chosen.data()
+                    continue
+                peer = chosen.data
+                assert peer.wire is not None
+                if events & selectors.EVENT_WRITE:
+                    peer.wire.send()
+                if events & selectors.EVENT_READ and peer.wire.open and not peer.wire.receive():
+                    self._lose(peer, None)
+            if ready and self._queue:
+                self._deal()
+            if time.monotonic() - self._looked_s > 1.0:
+                self._look_around()
+
+    def _hedge(self, futures: Sequence[Future]) -> None:
+        """Have an overdue batch, and what else its worker has, computed by others too; the first answer counts."""
+        now_s = time.monotonic()
+        head = min(
+            (one for one in futures if isinstance(one, Asked) and one.holders and not one.done()),
+            key=lambda one: one.number,
+            default=None,
+        )
+        if head is None or not self._ages or len(head.holders) > 1:
+            return
+        holder = head.holders[0]
+        if now_s - head.sent_s < _OVERDUE_S + _OVERDUE * statistics.median(self._ages):
+            return
+        holder.suspect = True
+        for future in list(holder.unanswered):
+            others = [one for one in self._peers if one.up and not one.suspect and one not in future.holders]
+            if others and len(future.holders) == 1 and not future.done():
+                self._give(future, min(others, key=_load))
+        self._deal()
+
+    def _look_around(self) -> None:
+        """Find out what nobody tells: workers that do not come or go on, a head that is gone."""
+        now_s = self._looked_s = time.monotonic()
+        up = [peer for peer in self._peers if peer.up]
+        waited_s = now_s - self._started_s
+        if self._queue and waited_s > self._settings.start_timeout_s and (not up or self._queue[0].bound is not None):
+            self._refuse(partial(_raise_new, ClusterUnavailable, self._none_came(len(up))))
+        elif up and len(up) < self.workers and waited_s > _FEW_S and not self._few_told:
+            self._few_told = True
+            warnings.warn(
+                f"{len(up)} of {self.workers} Ray workers have come up: {self._room()}. The epoch goes on with those "
+                "that are there; the others join it when there is room.",
+                stacklevel=7,
+            )
+        if up:
+            self._started_s = now_s if len(up) == self.workers else self._started_s
+        for peer in up:
+            if peer.suspect and now_s - peer.heard_s > _GIVEN_UP_S + _OVERDUE * statistics.median(self._ages or [0]):
+                self._lose(peer, None)
+        if self._head and now_s - self._head_s > _HEAD_S:
+            self._head_s = now_s
+            if head_answers(self._head):
+                self._head_seen_s = time.monotonic()
+            elif now_s - self._head_seen_s > _HEAD_LOST_S:
+                text = (
+                    f"the head of the Ray cluster, {self._head}, has not answered for {_HEAD_LOST_S:.0f} s. Ray ends "
+                    "processes that it has left alone for 60 s: save what you need."
+                )
+                self._refuse(partial(_raise_new, ClusterUnavailable, text))
+
+    def _room(self) -> str:
+        needs = {"CPU": float(self._settings.num_cpus), **self._options.get("resources", {})}
+        return room(self._ray, needs)
+
+    def _none_came(self, up: int) -> str:
+        return (
+            f"{up or 'none'} of {self.workers} Ray workers came up within {self._settings.start_timeout_s:g} s: "
+            f"{self._room()}. Use fewer workers or a smaller RayExecutor(num_cpus=...), or add nodes."
+        )
+
+    def describe(self, window: Sequence[Future]) -> str:
+        """Say who has the batch that is waited for."""
+        late = next(future for future in window if not future.done())
+        up = sum(peer.up for peer in self._peers)
+        holders = late.holders if isinstance(late, Asked) else []
+        who = " and ".join(f"{peer} has {name_task(self.work, late.task)}" for peer in holders)  # type: ignore[attr-defined]
+        who = who or "no worker has taken the first of them yet"
+        return f"{who}; {up} of {self.workers} workers are up; {super().describe(window)}"
+
+    @property
+    def owed(self) -> int:
+        """How many tasks are not answered."""
+        return len(self._queue) + sum(len(peer.unanswered) for peer in self._peers)
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many pieces of memory hold batches or may, and their bytes."""
+        sizes = [size for peer in self._peers if peer.wire is not None for size in peer.wire.loans.sizes()]
+        sizes += self._shelf.sizes()
+        return len(sizes), sum(sizes)
+
+    def close(self) -> None:
+        """Let the workers go, and leave those that may serve the next pool where it finds them."""
+        if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
+            return
+        with InterruptsHeld():
+            peers, self._peers = self._peers, []
+            self._queue.clear()
+            for peer in peers:
+                self._dismiss(peer)
+                peer.unanswered.clear()
+                if sys.is_finalizing() or not self._ray.is_initialized():
+                    continue
+                if peer.up and not peer.suspect and self._settings.idle_s and not self.broken:
+                    BENCH.leave(self._options, peer.actor, peer.call, self._settings.idle_s)
+                else:
+                    end(self._ray, peer.actor)
+            self._selector.close()
+            self._bell.close()
+            self._fetcher.close()
+            if self._listener is not None:
+                self._listener.close()
+            self._payload = None
+
+
+def _listen() -> tuple[socket.socket | None, str]:
+    """Return a socket for processes on this host, and its name, which is in no file system and dies with it."""
+    if not sys.platform.startswith("linux"):
+        return None, ""
+    listener, name = socket.socket(socket.AF_UNIX), f"\0headrace-{token_hex(16)}"
+    listener.bind(name)
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener, name
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+def _raise_new(kind: type[Exception], text: str, cause: BaseException | None = None) -> NoReturn:
+    raise kind(text) from cause
+
+
+def _reraise(failure: Failure) -> NoReturn:
+    failure.reraise()
+    raise AssertionError("a failure always raises")
