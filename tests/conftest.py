@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from waiting import LIMIT_S, wait_for_reapers
+from headrace.executors.ray_cluster import BENCH
+from rays import is_rays, ray_actors, ray_runs
+from waiting import LIMIT_S, wait_for_reapers, wait_until
 
 HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each for the life of the test run
 
@@ -30,12 +32,32 @@ def _standing_objects() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what needs Ray last: no worker should be forked from a process full of Ray's threads."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[None]:
+    """Start one Ray for all tests."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # workers must be able to import what tests hand them
+    ray = pytest.importorskip("ray")
+    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="WARNING", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("ray"):
+        request.getfixturevalue("ray_here")
     before = _held()
     yield
     gc.collect()
     wait_for_reapers()
+    if request.node.get_closest_marker("ray"):
+        wait_until(lambda: len(ray_actors()) <= len(BENCH._idle))
     children = [child for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
     _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
     assert not alive, f"processes left behind: {alive}"
@@ -45,7 +67,7 @@ def _nothing_left_behind() -> Iterator[None]:
 
 def _is_helper(process: psutil.Process) -> bool:
     try:
-        return any(name in part for part in process.cmdline() for name in HELPERS)
+        return any(name in part for part in process.cmdline() for name in HELPERS) or is_rays(process)
     except psutil.NoSuchProcess:
         return True
 
@@ -53,6 +75,7 @@ def _is_helper(process: psutil.Process) -> bool:
 def _held() -> Counter[str]:
     """Count the descriptors that can leak between processes, and the shared memory files, by kind."""
     held: Counter[str] = Counter()
+    ray = ray_runs()
     if not sys.platform.startswith("linux"):
         return held
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -61,6 +84,8 @@ def _held() -> Counter[str]:
         except FileNotFoundError:  # the one that lists the folder
             continue
         kind = target.split(":")[0]
+        if ray and kind in ("socket", "pipe", "anon_inode"):  # Ray connects and disconnects as it likes
+            continue
         if kind in ("socket", "pipe", "anon_inode") or target.startswith(("/memfd", "/dev/shm")):
             held[kind] += 1
     held["/dev/shm"] += len(list(Path("/dev/shm").glob("torch_*"))) + len(list(Path("/dev/shm").glob("psm_*")))

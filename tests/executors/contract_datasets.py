@@ -151,3 +151,10 @@ def as_list(samples: list[Any]) -> list[Any]:
 def refuse(worker_id: int) -> None:
     """Fail as a worker_init_fn."""
     raise RuntimeError(f"worker {worker_id} refuses")
+
+
+class Echo(Dataset[Any]):
+    """Samples that are what they were asked for by."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index

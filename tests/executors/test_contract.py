@@ -6,15 +6,27 @@ import platform
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from executors.contract_datasets import Broken, BrokenDraws, Exhausted, Large, Squares, Stream, as_list, collate_nothing
-from headrace import DataLoader, ProcessExecutor, ThreadExecutor
+from executors.contract_datasets import (
+    Broken,
+    BrokenDraws,
+    Echo,
+    Exhausted,
+    Large,
+    Squares,
+    Stream,
+    as_list,
+    collate_nothing,
+)
+from headrace import DataLoader, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.testing import FakeDataset
+from rays import RAY
 from waiting import wait_for_reapers
 
 Make = Callable[..., DataLoader[Any]]
@@ -45,10 +57,22 @@ CELLS = {
         "multiprocessing_context": "forkserver",
         "executor": ProcessExecutor(),
     },
+    "ray-2": {"num_workers": 2, "executor": RAY},
+    "ray-2-store-persistent": {
+        "num_workers": 2,
+        "executor": replace(RAY, shared_memory=False),
+        "persistent_workers": True,
+    },
+    "ray-2-fetch": {"num_workers": 2, "executor": RAY, "fetch_threads": 3},
 }
 
 
-@pytest.fixture(params=[pytest.param(cell, id=name) for name, cell in CELLS.items()])
+@pytest.fixture(
+    params=[
+        pytest.param(cell, id=name, marks=[pytest.mark.ray] if name.startswith("ray") else [])
+        for name, cell in CELLS.items()
+    ]
+)
 def make(request: pytest.FixtureRequest) -> Make:
     """Make a loader that follows a plan and runs on one of the executors."""
 
@@ -110,6 +134,9 @@ def test_worker_info(make: Make) -> None:
     workers = {(sample["worker"], sample["workers"]) for sample in loader}
     if loader.num_workers == 0:
         assert workers == {(-1, 0)}
+    elif isinstance(loader.executor, RayExecutor):  # an epoch may be over before the second actor is up
+        assert workers
+        assert workers <= {(worker, loader.num_workers) for worker in range(loader.num_workers)}
     else:
         assert workers == {(worker, loader.num_workers) for worker in range(loader.num_workers)}
 
@@ -159,7 +186,8 @@ def test_errors_say_where_they_come_from(make: Make) -> None:
         if make(Squares()).num_workers:
             (where,) = rest
             assert re.fullmatch(
-                rf"headrace: in DataLoader worker (process|thread) 0 \(pid \d+\) on {platform.node()}", where
+                rf"headrace: in DataLoader worker (process 0|thread 0|actor [01]) \(pid \d+\) on {platform.node()}",
+                where,
             )
             assert (f"pid {os.getpid()})" in where) == ("thread" in where)
         else:
@@ -183,11 +211,11 @@ def test_batches_larger_than_any_buffer(make: Make) -> None:
 
 def test_index_lists_larger_than_any_buffer(make: Make) -> None:
     """A worker busy sending a large batch must not deadlock with a rank busy sending a large task."""
-    batches = [[index] * 300_000 for index in range(6)]
-    loader = make(range(37), batch_sampler=batches, collate_fn=len)
-    assert list(loader) == [300_000] * 6
-    loader = make(range(37), batch_sampler=batches, collate_fn=as_list)
-    assert [batch[0] for batch in loader] == list(range(6))
+    batches = [[f"{index}{place:01000}" for place in range(1_500)] for index in range(6)]
+    loader = make(Echo(), batch_sampler=batches, collate_fn=len)
+    assert list(loader) == [1_500] * 6
+    loader = make(Echo(), batch_sampler=batches, collate_fn=as_list)
+    assert [batch[0][0] for batch in loader] == list("012345")
 
 
 def test_streams(make: Make) -> None:

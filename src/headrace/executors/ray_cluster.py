@@ -150,6 +150,7 @@ class _Idle:
     options: Any
     actor: Any
     last_call: Any
+    starting: bool
     until_s: float
 
 
@@ -164,10 +165,18 @@ class Bench:
         self._idle: list[_Idle] = []
         self._watched = False
 
-    def leave(self, options: Any, actor: Any, last_call: Any, idle_s: float) -> None:
-        """Keep an actor for a while that is, or will be, idle once a call is answered; then end it."""
+    def leave(self, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
+        """Keep an actor for a while that is, or will be, idle once a call is answered; then end it.
+
+        Args:
+            options: What it was made with.
+            actor: The actor.
+            last_call: The call.
+            starting: Whether it is only being made, and will be there sooner than a new one.
+            idle_s: How long to keep it, in seconds.
+        """
         with self._changed:
-            self._idle.append(_Idle(options, actor, last_call, time.monotonic() + idle_s))
+            self._idle.append(_Idle(options, actor, last_call, starting, time.monotonic() + idle_s))
             if not self._watched:
                 self._watched = True
                 threading.Thread(target=self._watch, name="ray-idle-actors", daemon=True).start()
@@ -180,8 +189,11 @@ class Bench:
                 self._idle.remove(one)
                 end(ray, one.actor)
             calls = {one.last_call: one for one in self._idle}
-            done = ray.wait(list(calls), timeout=_END_S)[0] if calls else []
-            for call in done:
+            done = ray.wait(list(calls), timeout=0)[0] if calls else []
+            starting = [call for call, one in calls.items() if one.starting and call not in done]
+            if calls and not done and not starting:
+                done = ray.wait(list(calls), timeout=_END_S)[0]
+            for call in (*done, *starting):
                 self._idle.remove(calls[call])
                 return calls[call].actor
             return None

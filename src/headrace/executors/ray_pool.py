@@ -215,7 +215,8 @@ class RayPool(Pool):
         end(self._ray, peer.actor)
         false_starts = 0 if peer.up else peer.false_starts + 1
         owed = [one for one in peer.unanswered if not one.done()]
-        if self.broken or not self.work.repeatable or false_starts == MOST_FALSE_STARTS:
+        gone = peer.up and not self.work.repeatable
+        if self.broken or gone or false_starts == MOST_FALSE_STARTS:
             self._refuse(partial(_raise_new, WorkerDied, end_of(peer, false_starts), error))
             return
         if peer.up and owed:
@@ -476,8 +477,8 @@ class RayPool(Pool):
                 peer.unanswered.clear()
                 if sys.is_finalizing() or not self._ray.is_initialized():
                     continue
-                if peer.up and not peer.suspect and self._settings.idle_s and not self.broken:
-                    BENCH.leave(self._options, peer.actor, peer.call, self._settings.idle_s)
+                if self._settings.idle_s and not (peer.suspect or self.broken):
+                    BENCH.leave(self._options, peer.actor, peer.call, not peer.up, self._settings.idle_s)
                 else:
                     end(self._ray, peer.actor)
             self._selector.close()

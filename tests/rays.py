@@ -1,0 +1,33 @@
+"""What tests must know about the Ray that they share."""
+
+import sys
+
+import psutil
+
+from headrace import RayExecutor
+
+RAY = RayExecutor(num_cpus=0.5, idle_s=120)
+"""What tests run on: its actors go from test to test, since each takes seconds to start."""
+
+
+def ray_runs() -> bool:
+    """Tell whether this process has joined a Ray."""
+    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
+
+
+def is_rays(process: psutil.Process) -> bool:
+    """Tell whether a process is one of Ray's own, or of its workers."""
+    family = [process, *process.parents()]
+    return any(one.name() in ("raylet", "gcs_server") or "/ray/" in " ".join(one.cmdline()[:3]) for one in family)
+
+
+def ray_actors() -> list[psutil.Process]:
+    """Return the processes of headrace's actors."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name().startswith("ray::Actor"):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
