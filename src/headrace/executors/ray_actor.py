@@ -84,7 +84,7 @@ def by_value() -> type[Pickler]:
     """
     cloudpickle = importlib.import_module("ray.cloudpickle")
 
-    class ByValue(Pickler, cloudpickle.Pickler):  # type: ignore[misc]
+    class ByValue(Pickler, cloudpickle.Pickler):  # type: ignore[misc, name-defined]
         def reducer_override(self, value: Any) -> Any:
             reduced = Pickler.reducer_override(self, value)
             if reduced is not NotImplemented:
