@@ -1,6 +1,6 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
-from headrace.data import PackedList
+from headrace.data import Deferred, PackedList
 from headrace.errors import DeliveryTimeout, HeadraceError, MissingExtra, SlotTooLarge, StateMismatch, WorkerDied
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, ThreadExecutor
 from headrace.loader import DataLoader
@@ -12,6 +12,7 @@ from headrace.types import Replaced, World
 __all__ = [
     "Balanced",
     "DataLoader",
+    "Deferred",
     "DeliveryTimeout",
     "Executor",
     "HeadraceError",
