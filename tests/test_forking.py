@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 import headrace.forking
-from headrace import PackedList
+from headrace import Deferred, PackedList
 from headrace.forking import MANY_OBJECTS, warn_before_fork
 
 MANY = list(range(MANY_OBJECTS))
@@ -110,6 +110,14 @@ def test_many_objects_are_named(dataset: Any, names: list[str]) -> None:
 )
 def test_nothing_is_said_about_a_clean_dataset(dataset: Any) -> None:
     assert said(dataset) == []
+
+
+def test_nothing_is_said_about_what_a_deferred_dataset_builds_or_has_built_here() -> None:
+    with thread_running() as thread:
+        dataset = Deferred(lambda: Data(samples=MANY, thread=thread), 10)
+        assert said(Subset(dataset, [0])) == []
+        assert dataset.built().thread is thread
+        assert said(Subset(dataset, [0])) == []
 
 
 def test_a_few_are_named_and_the_rest_counted() -> None:

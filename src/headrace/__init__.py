@@ -1,6 +1,6 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
-from headrace.data import PackedList
+from headrace.data import Deferred, PackedList
 from headrace.errors import (
     ClusterUnavailable,
     DeliveryTimeout,
@@ -21,6 +21,7 @@ __all__ = [
     "Balanced",
     "ClusterUnavailable",
     "DataLoader",
+    "Deferred",
     "DeliveryTimeout",
     "Executor",
     "HeadraceError",

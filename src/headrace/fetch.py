@@ -232,6 +232,7 @@ def _seeds(keys: Keys, count: int) -> list[list[int]]:
 
 def fetches_in_bulk(dataset: Any) -> bool:
     """Tell whether a dataset has a `__getitems__` that a user wrote, looking through torch's own wrappers."""
+    dataset = _behind(dataset)
     bulk = getattr(type(dataset), "__getitems__", None)
     if bulk is Subset.__getitems__:
         return fetches_in_bulk(dataset.dataset)
@@ -243,6 +244,7 @@ def fetches_in_bulk(dataset: Any) -> bool:
 
 def fetches_singly(dataset: Any) -> bool:
     """Tell whether a dataset has a `__getitem__` of its own, looking through torch's wrappers; torch's only raises."""
+    dataset = _behind(dataset)
     single = getattr(type(dataset), "__getitem__", None)
     if single is Subset.__getitem__:
         return fetches_singly(dataset.dataset)
@@ -250,3 +252,10 @@ def fetches_singly(dataset: Any) -> bool:
         parts = dataset.datasets
         return all(map(fetches_singly, parts.values() if isinstance(parts, dict) else parts))
     return single not in (None, Dataset.__getitem__)
+
+
+def _behind(dataset: Any) -> Any:
+    """Return the dataset whose bulk call this one hands on, as one that is built late does; mostly itself."""
+    if not isinstance(getattr(type(dataset), "__getitems__", None), property):
+        return dataset
+    return getattr(getattr(dataset, "__getitems__", None), "__self__", dataset)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
+from headrace.data import Deferred, built
 from headrace.errors import note
 from headrace.fetch import Fetcher
 from headrace.gather import NOT_GATHERED, Allocate, gather, knows, no_memory, rows_of
@@ -122,8 +123,20 @@ class Work:
 
     def info(self, worker_id: int, workers: int) -> Any:
         """Return what `torch.utils.data.get_worker_info` tells in a worker."""
-        seed = self.base_seed + worker_id
-        return torch_worker.WorkerInfo(id=worker_id, num_workers=workers, seed=seed, dataset=self.dataset)
+        kind = _DeferredInfo if isinstance(self.dataset, Deferred) else torch_worker.WorkerInfo
+        return kind(id=worker_id, num_workers=workers, seed=self.base_seed + worker_id, dataset=self.dataset)
+
+
+class _DeferredInfo(torch_worker.WorkerInfo):
+    """Torch's worker info, whose dataset is built when it is asked for: the factory may ask for the rest."""
+
+    @property
+    def dataset(self) -> Any:
+        return built(vars(self)["dataset"])
+
+    @dataset.setter
+    def dataset(self, dataset: Any) -> None:
+        vars(self)["dataset"] = dataset
 
 
 @dataclass
@@ -149,10 +162,16 @@ class Worker:
     _span: dict[PlanTask, tuple[Positions, Indices]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._begun = 0
+        self._prepared = self._gathers = False
+
+    def _prepare(self) -> None:
+        """Get the dataset ready, at the first task: what goes wrong in that is an error in the place of its batch."""
         work = self.work
-        self._gathers = work.stacks and work.batched and knows(work.dataset) and not is_iterable(work.dataset)
+        self._dataset = dataset = built(work.dataset)
+        self._gathers = work.stacks and work.batched and knows(dataset) and not is_iterable(dataset)
         self._fetcher = Fetcher(
-            work.dataset,
+            dataset,
             work.batched,
             work.keyed,
             work.fetch_threads,
@@ -160,7 +179,7 @@ class Worker:
             self.remarks,
             work.plan.substitutes if work.replaces and work.plan is not None else None,
         )
-        self._begun = 0
+        self._prepared = True
 
     def run(self, task: Task, number: int | None = None, seeded: bool = True) -> Any:
         """Return the batch of a task, or `STREAM_END`; what the user's code raises gets a note and passes through.
@@ -170,6 +189,8 @@ class Worker:
             number: Which of the worker's tasks it is, from 0; by default the next.
             seeded: Whether to seed the process's generators where the work is keyed. Workers that share them do not.
         """
+        if not self._prepared:
+            self._prepare()
         if self._gathers:
             batch = self._gathered(task)
             if batch is not NOT_GATHERED:
@@ -200,6 +221,8 @@ class Worker:
 
     def run_inline(self, task: Task, number: int | None = None) -> Any:
         """Run a task in the caller's own process, its generators untouched where the work is keyed."""
+        if not self._prepared:
+            self._prepare()
         if self._gathers:
             batch = self._gathered(task)  # which draws nothing, so there is nothing to keep apart
             if batch is not NOT_GATHERED:
@@ -216,6 +239,7 @@ class Worker:
 
     def open_inline(self, stream: int, epoch: int) -> None:
         """Begin a pass over an iterable dataset in the caller's own process."""
+        self._prepare()
         if self.work.keyed:
             with self._generators_apart(True):
                 self._open(stream, epoch, seeded=True)
@@ -248,7 +272,7 @@ class Worker:
             rows = torch.from_numpy(self._rows(task)[1])
         else:
             rows = rows_of(task.index)
-        batch = NOT_GATHERED if rows is None else gather(self.work.dataset, rows, self.work.allocate)
+        batch = NOT_GATHERED if rows is None else gather(self._dataset, rows, self.work.allocate)
         self._gathers = batch is not NOT_GATHERED
         return batch
 
@@ -323,7 +347,7 @@ class Worker:
         stream = self._stream
         self._samples = iter(())
         self._read = self._again = 0
-        dataset, words = self.work.dataset, self.work.stream_words
+        dataset, words = self._dataset, self.work.stream_words
         under = key("stream", *(words or (self.work.base_seed, stream)), epoch)
         self._stream_key = under.low
         if words is not None:
