@@ -121,6 +121,8 @@ class Actor:
             work = decode([parts[0].data, *(bytearray(part.data) for part in parts[1:])])
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             note(error, "while unpickling the dataset, collate_fn and worker_init_fn")
+            if isinstance(error, ImportError):
+                note(error, 'workers must have what the rank imports: RayExecutor(runtime_env={"py_modules": [...]})')
             return begun._replace(failure=Failure.of(error, where))
         self._ends = _reach(setup)
         self._ring = Ring(self._ends[1] if self._ends else None)

@@ -18,6 +18,12 @@ _CONNECT_S = 3.0
 _PROBE_S = 0.5
 """How long the head may take to accept a connection."""
 
+_ASK_S = 5.0
+"""How often the head is looked for."""
+
+_LOST_S = 20.0
+"""After how long without an answer it is lost: Ray itself ends the process after 60 s."""
+
 _END_S = 0.25
 """How long to wait for an actor to end what it is at: to start another takes longer."""
 
@@ -125,14 +131,27 @@ def gcs_address(ray: Any) -> str:
     return ""
 
 
-def head_answers(address: str) -> bool:
-    """Tell whether something listens where the cluster's head was."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-    except OSError:
-        return False
-    return True
+class Head:
+    """The cluster's head, looked for from time to time: without it no worker can be replaced.
+
+    Attributes:
+        address: Where it was; "" where that cannot be known.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self.address = gcs_address(ray)
+        self._asked_s = self._seen_s = time.monotonic()
+
+    def lost(self) -> bool:
+        """Tell whether it has not answered for so long that it will not."""
+        now_s = time.monotonic()
+        if self.address and now_s - self._asked_s > _ASK_S:
+            self._asked_s = now_s
+            host, _, port = self.address.rpartition(":")
+            with suppress(OSError):
+                socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+                self._seen_s = time.monotonic()
+        return now_s - self._seen_s > _LOST_S and self._asked_s - self._seen_s > _ASK_S
 
 
 def room(ray: Any, needs: dict[str, float]) -> str:

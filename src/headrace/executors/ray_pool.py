@@ -2,24 +2,23 @@
 
 import os
 import selectors
-import socket
 import statistics
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from secrets import token_hex
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note
 from headrace.executors.base import Failure, Future, Pool, name_task
-from headrace.executors.ray_actor import HELLO, Actor, Setup, by_value, versions
-from headrace.executors.ray_cluster import BENCH, end, gcs_address, head_answers, room
+from headrace.executors.ray_actor import Actor, Setup, by_value, versions
+from headrace.executors.ray_cluster import BENCH, Head, end, room
+from headrace.executors.ray_door import Door
 from headrace.executors.ray_events import Bell, Event, Fetcher
 from headrace.executors.ray_peer import BUSY_S, CREDIT, Asked, Landed, Peer, end_of
 from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
@@ -45,10 +44,6 @@ _GIVEN_UP_S = 10.0
 
 _FEW_S = 10.0
 """After this time it is said that not all workers have come up."""
-
-_HEAD_S = 5.0
-_HEAD_LOST_S = 20.0
-"""How often the head is looked for, and after what time without it the pool gives up: Ray ends the process at 60 s."""
 
 
 class Settings(NamedTuple):
@@ -84,27 +79,25 @@ class RayPool(Pool):
         self._options = settings.options
         self._owner = os.getpid()
         self._refusal: partial[NoReturn] | None = None
-        self._queue: deque[Asked] = deque()
+        self._queue: deque[weakref.ref[Asked]] = deque()  # what nobody waits for any more need not be computed
         self._submitted = self._hired = 0
         self._ages: deque[float] = deque(maxlen=64)
-        self._started_s = self._looked_s = self._head_s = time.monotonic()
-        self._head_seen_s = self._started_s
+        self._started_s = self._looked_s = time.monotonic()
         self._few_told = False
         self._peers: list[Peer] = []
-        self._arrivals: dict[int, dict[int, socket.socket]] = {}
         self._lender = Lender()
         self._shelf = Shelf(spare=2 * workers)
         keep_freed_memory()
         self._bell = Bell()
         self._fetcher = Fetcher(ray, self._bell, self._shelf)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell.end, selectors.EVENT_READ, self._hear_bell)
-        self._listener, self._address = _listen() if settings.shared_memory else (None, "")
-        if self._listener is not None:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._bell.end, selectors.EVENT_READ, self._bell)
+        self._door = Door(settings.shared_memory)
+        if self._door.listener is not None:
+            self._selector.register(self._door.listener, selectors.EVENT_READ, self._door)
         try:
             self._payload = ray.put(self._pickled())
-            self._head = gcs_address(ray)
+            self._head = Head(ray)
             self._peers += [self._hire(worker) for worker in range(workers)]
         except BaseException:
             self.close()
@@ -140,7 +133,7 @@ class RayPool(Pool):
         self._hired += 1
         peer = Peer(worker, self._hired, actor, false_starts, self._ages)
         threads = max(1, int(self._settings.num_cpus))
-        setup = Setup(peer.ident, worker, self.workers, threads, versions(), self._address)
+        setup = Setup(peer.ident, worker, self.workers, threads, versions(), self._door.address)
         peer.call = actor.begin.remote(setup, self._payload)
         self._bell.tell_of(peer.call, (peer, "begun"))
         return peer
@@ -179,31 +172,15 @@ class RayPool(Pool):
             peer.up = True
 
     def _accept(self) -> None:
-        """Take a connection; its first message tells which worker's it is."""
-        assert self._listener is not None
-        with suppress(OSError):
-            arrived, _ = self._listener.accept()
-            arrived.settimeout(1.0)  # it has been sent already
-            try:
-                _, uid, _ = np.frombuffer(arrived.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12), np.int32)
-                hello = arrived.recv(HELLO.size)
-                if uid not in (os.getuid(), 0) or len(hello) != HELLO.size:
-                    raise ConnectionRefusedError
-            except OSError:
-                arrived.close()
-                raise
-            arrived.settimeout(None)
-            ident, which = HELLO.unpack(hello)
-            self._arrivals.setdefault(ident, {})[which] = arrived
-            for peer in self._peers:
-                if peer.ident == ident:
-                    self._connect(peer)
+        self._door.accept()
+        for peer in self._peers:
+            self._connect(peer)
 
     def _connect(self, peer: Peer) -> None:
         """Begin to use the sockets to a worker when it is set up and both are there."""
-        if peer.begun is not None and len(self._arrivals.get(peer.ident, ())) == 2:
-            ends = self._arrivals.pop(peer.ident)
-            peer.wire = Wire(ends[0], ends[1], peer.hear)
+        ends = self._door.pair(peer.ident) if peer.begun is not None and peer.wire is None else None
+        if ends is not None:
+            peer.wire = Wire(*ends, peer.hear)
             self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
             peer.up = True
 
@@ -229,7 +206,7 @@ class RayPool(Pool):
                 death.__cause__ = error
                 future.fail(death)
             elif not future.holders:
-                self._queue.appendleft(future)
+                self._queue.appendleft(weakref.ref(future))
         self._peers[peer.worker] = self._hire(peer.worker, false_starts)
         self.note_restart()
 
@@ -239,15 +216,15 @@ class RayPool(Pool):
             if peer.wire.open:
                 self._selector.unregister(peer.wire.end)
             peer.wire.close()
-        for arrived in self._arrivals.pop(peer.ident, {}).values():
-            arrived.close()
+        self._door.send_away(peer.ident)
 
     def _refuse(self, refusal: "partial[NoReturn]") -> None:
         """Give up: whatever is asked for from now on raises."""
         self.breaks()
         self._refusal = self._refusal or refusal
-        for future in [*self._queue, *(one for peer in self._peers for one in peer.unanswered)]:
-            if not future.done():
+        queued = [reference() for reference in self._queue]
+        for future in [*queued, *(one for peer in self._peers for one in peer.unanswered)]:
+            if future is not None and not future.done():
                 future.resolve_later(self._refusal)
         self._queue.clear()
 
@@ -261,7 +238,7 @@ class RayPool(Pool):
             if self._refusal is not None:
                 future.resolve_later(self._refusal)
             else:
-                self._queue.append(future)
+                self._queue.append(weakref.ref(future))
                 self._deal()
         return future
 
@@ -269,8 +246,8 @@ class RayPool(Pool):
         """Give tasks to workers that have too little to do."""
         kept = []
         while self._queue:
-            future = self._queue.popleft()
-            if future.done():
+            future = self._queue.popleft()()
+            if future is None or future.done():
                 continue
             free = [one for one in self._peers if one.up and future.bound in (None, one.worker)]
             if future.bound is None:
@@ -278,7 +255,7 @@ class RayPool(Pool):
             if free:
                 self._give(future, min(free, key=_load))
             else:
-                kept.append(future)
+                kept.append(weakref.ref(future))
                 if future.bound is None:
                     break
         self._queue.extendleft(reversed(kept))
@@ -340,7 +317,7 @@ class RayPool(Pool):
                 note(error, f"Ray could not bring the batch from {peer}; {room(self._ray, {'object_store_memory': 0})}")
                 future.fail(error)
             elif not future.done() and not future.holders:
-                self._queue.appendleft(future)
+                self._queue.appendleft(weakref.ref(future))
 
     # Waiting.
 
@@ -351,6 +328,8 @@ class RayPool(Pool):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._pump(0)
         while not any(future.done() for future in futures):
+            if timeout_s is not None and not any(peer.up for peer in self._peers):
+                deadline = time.monotonic() + timeout_s  # to start workers has a time limit of its own
             left = _LOOK_S if deadline is None else min(deadline - time.monotonic(), _LOOK_S)
             if left <= 0:
                 return False
@@ -370,19 +349,24 @@ class RayPool(Pool):
         ready = self._selector.select(timeout_s)
         with InterruptsHeld():
             for chosen, events in ready:
-                if not isinstance(chosen.data, Peer):
-                    chosen.data()
-                    continue
-                peer = chosen.data
-                assert peer.wire is not None
-                if events & selectors.EVENT_WRITE:
-                    peer.wire.send()
-                if events & selectors.EVENT_READ and peer.wire.open and not peer.wire.receive():
-                    self._lose(peer, None)
+                if chosen.data is self._bell:
+                    self._hear_bell()
+                elif chosen.data is self._door:
+                    self._accept()
+                else:
+                    self._exchange(chosen.data, events)
             if ready and self._queue:
                 self._deal()
             if time.monotonic() - self._looked_s > 1.0:
                 self._look_around()
+
+    def _exchange(self, peer: Peer, events: int) -> None:
+        """Send to a worker and read from it what its socket takes and has."""
+        assert peer.wire is not None
+        if events & selectors.EVENT_WRITE:
+            peer.wire.send()
+        if events & selectors.EVENT_READ and peer.wire.open and not peer.wire.receive():
+            self._lose(peer, None)
 
     def _hedge(self, futures: Sequence[Future]) -> None:
         """Have an overdue batch, and what else its worker has, computed by others too; the first answer counts."""
@@ -409,7 +393,8 @@ class RayPool(Pool):
         now_s = self._looked_s = time.monotonic()
         up = [peer for peer in self._peers if peer.up]
         waited_s = now_s - self._started_s
-        if self._queue and waited_s > self._settings.start_timeout_s and (not up or self._queue[0].bound is not None):
+        late = waited_s > self._settings.start_timeout_s and self._queue
+        if late and (not up or (len(up) < self.workers and not self.work.repeatable)):
             self._refuse(partial(_raise_new, ClusterUnavailable, self._none_came(len(up))))
         elif up and len(up) < self.workers and waited_s > _FEW_S and not self._few_told:
             self._few_told = True
@@ -423,16 +408,12 @@ class RayPool(Pool):
         for peer in up:
             if peer.suspect and now_s - peer.heard_s > _GIVEN_UP_S + _OVERDUE * statistics.median(self._ages or [0]):
                 self._lose(peer, None)
-        if self._head and now_s - self._head_s > _HEAD_S:
-            self._head_s = now_s
-            if head_answers(self._head):
-                self._head_seen_s = time.monotonic()
-            elif now_s - self._head_seen_s > _HEAD_LOST_S:
-                text = (
-                    f"the head of the Ray cluster, {self._head}, has not answered for {_HEAD_LOST_S:.0f} s. Ray ends "
-                    "processes that it has left alone for 60 s: save what you need."
-                )
-                self._refuse(partial(_raise_new, ClusterUnavailable, text))
+        if self._head.lost():
+            text = (
+                f"the head of the Ray cluster, {self._head.address}, has not answered for some time. Ray ends "
+                "processes that it has left alone for 60 s: save what you need."
+            )
+            self._refuse(partial(_raise_new, ClusterUnavailable, text))
 
     def _room(self) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._options.get("resources", {})}
@@ -456,7 +437,8 @@ class RayPool(Pool):
     @property
     def owed(self) -> int:
         """How many tasks are not answered."""
-        return len(self._queue) + sum(len(peer.unanswered) for peer in self._peers)
+        waiting = sum(reference() is not None for reference in self._queue)
+        return waiting + sum(len(peer.unanswered) for peer in self._peers)
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -484,20 +466,8 @@ class RayPool(Pool):
             self._selector.close()
             self._bell.close()
             self._fetcher.close()
-            if self._listener is not None:
-                self._listener.close()
+            self._door.close()
             self._payload = None
-
-
-def _listen() -> tuple[socket.socket | None, str]:
-    """Return a socket for processes on this host, and its name, which is in no file system and dies with it."""
-    if not sys.platform.startswith("linux"):
-        return None, ""
-    listener, name = socket.socket(socket.AF_UNIX), f"\0headrace-{token_hex(16)}"
-    listener.bind(name)
-    listener.listen(128)
-    listener.setblocking(False)
-    return listener, name
 
 
 def _raise(error: BaseException) -> NoReturn:
