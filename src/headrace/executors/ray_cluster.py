@@ -144,18 +144,27 @@ class Head:
 
     def lost(self) -> bool:
         """Tell whether it has not answered for so long that it will not."""
-        now_s = time.monotonic()
-        if self.address and now_s - self._asked_s > _ASK_S:
-            self._asked_s = now_s
+        if self.address and time.monotonic() - self._asked_s > _ASK_S:
+            self.answers()
+        return self._asked_s - self._seen_s > _LOST_S
+
+    def answers(self) -> bool:
+        """Tell whether it answers now. Where it does not, whatever Ray is asked about the cluster takes a minute."""
+        self._asked_s = time.monotonic()
+        if self.address:
             host, _, port = self.address.rpartition(":")
-            with suppress(OSError):
+            try:
                 socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-                self._seen_s = time.monotonic()
-        return now_s - self._seen_s > _LOST_S and self._asked_s - self._seen_s > _ASK_S
+            except OSError:
+                return False
+        self._seen_s = self._asked_s
+        return True
 
 
-def room(ray: Any, needs: dict[str, float]) -> str:
+def room(ray: Any, head: Head, needs: dict[str, float]) -> str:
     """Say what the cluster has, and has left, of what each worker needs."""
+    if not head.answers():
+        return f"the cluster's head, {head.address}, does not answer"
     with suppress(Exception):  # it is for an error message; the cluster may be gone
         total, free = ray.cluster_resources(), ray.available_resources()
         has = [f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in needs]
@@ -166,6 +175,7 @@ def room(ray: Any, needs: dict[str, float]) -> str:
 
 @dataclass
 class _Idle:
+    job: str
     options: Any
     actor: Any
     last_call: Any
@@ -184,10 +194,11 @@ class Bench:
         self._idle: list[_Idle] = []
         self._watched = False
 
-    def leave(self, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
+    def leave(self, ray: Any, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
         """Keep an actor for a while that is, or will be, idle once a call is answered; then end it.
 
         Args:
+            ray: The module, connected.
             options: What it was made with.
             actor: The actor.
             last_call: The call.
@@ -195,7 +206,7 @@ class Bench:
             idle_s: How long to keep it, in seconds.
         """
         with self._changed:
-            self._idle.append(_Idle(options, actor, last_call, starting, time.monotonic() + idle_s))
+            self._idle.append(_Idle(job_of(ray), options, actor, last_call, starting, time.monotonic() + idle_s))
             if not self._watched:
                 self._watched = True
                 threading.Thread(target=self._watch, name="ray-idle-actors", daemon=True).start()
@@ -204,6 +215,8 @@ class Bench:
     def take(self, ray: Any, options: Any) -> Any:
         """Return an idle actor with these options, or None; those with others are in the way, and are ended."""
         with self._changed:
+            job = job_of(ray)
+            self._idle = [one for one in self._idle if one.job == job]  # others have gone with their cluster
             for one in [one for one in self._idle if one.options != options]:
                 self._idle.remove(one)
                 end(ray, one.actor)
@@ -246,6 +259,11 @@ BENCH = Bench()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=BENCH.forget)
+
+
+def job_of(ray: Any) -> str:
+    """Return what Ray calls this process's connection to the cluster."""
+    return str(ray.get_runtime_context().get_job_id())
 
 
 def end(ray: Any, actor: Any) -> None:

@@ -40,7 +40,8 @@ _OVERDUE = 2.0
 """A batch is overdue after this time and so many times what the median batch takes."""
 
 _GIVEN_UP_S = 10.0
-"""A worker that was overdue and says nothing for so long is replaced; Ray takes 14 s to find that a node is lost."""
+"""A worker that says nothing for so long, while others do all that it has to do, is replaced; Ray takes 14 s to find
+that a node is lost."""
 
 _FEW_S = 10.0
 """After this time it is said that not all workers have come up."""
@@ -184,8 +185,14 @@ class RayPool(Pool):
             self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
             peer.up = True
 
-    def _lose(self, peer: Peer, error: BaseException | None) -> None:
-        """Have what a lost worker owes computed by others, and let another actor take its place."""
+    def _lose(self, peer: Peer, error: BaseException | None, at_fault: bool = True) -> None:
+        """Have what a lost worker owes computed by others, and let another actor take its place.
+
+        Args:
+            peer: The worker.
+            error: What Ray said about its end.
+            at_fault: Whether the task that it was at may have ended it.
+        """
         if self._peers[peer.worker] is not peer:
             return
         self._dismiss(peer)
@@ -193,10 +200,10 @@ class RayPool(Pool):
         false_starts = 0 if peer.up else peer.false_starts + 1
         owed = [one for one in peer.unanswered if not one.done()]
         gone = peer.up and not self.work.repeatable
-        if self.broken or gone or false_starts == MOST_FALSE_STARTS:
+        if self.broken or gone or false_starts == MOST_FALSE_STARTS or not self._ray.is_initialized():
             self._refuse(partial(_raise_new, WorkerDied, end_of(peer, false_starts), error))
             return
-        if peer.up and owed:
+        if peer.up and owed and at_fault:
             owed[0].deaths += 1
         for future in sorted(owed, key=lambda one: one.number, reverse=True):
             future.holders.remove(peer)
@@ -314,7 +321,7 @@ class RayPool(Pool):
         for future in reversed(futures):
             peer.settle(future)
             if not lost and not future.done():
-                note(error, f"Ray could not bring the batch from {peer}; {room(self._ray, {'object_store_memory': 0})}")
+                note(error, f"Ray could not bring the batch from {peer}; {self._room('object_store_memory')}")
                 future.fail(error)
             elif not future.done() and not future.holders:
                 self._queue.appendleft(weakref.ref(future))
@@ -406,8 +413,9 @@ class RayPool(Pool):
         if up:
             self._started_s = now_s if len(up) == self.workers else self._started_s
         for peer in up:
-            if peer.suspect and now_s - peer.heard_s > _GIVEN_UP_S + _OVERDUE * statistics.median(self._ages or [0]):
-                self._lose(peer, None)
+            helped_out = all(one.done() or len(one.holders) > 1 for one in peer.unanswered)
+            if peer.suspect and helped_out and now_s - peer.heard_s > _GIVEN_UP_S:
+                self._lose(peer, None, at_fault=False)
         if self._head.lost():
             text = (
                 f"the head of the Ray cluster, {self._head.address}, has not answered for some time. Ray ends "
@@ -415,9 +423,9 @@ class RayPool(Pool):
             )
             self._refuse(partial(_raise_new, ClusterUnavailable, text))
 
-    def _room(self) -> str:
+    def _room(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._options.get("resources", {})}
-        return room(self._ray, needs)
+        return room(self._ray, self._head, needs | dict.fromkeys(more, 0.0))
 
     def _none_came(self, up: int) -> str:
         return (
@@ -460,7 +468,7 @@ class RayPool(Pool):
                 if sys.is_finalizing() or not self._ray.is_initialized():
                     continue
                 if self._settings.idle_s and not (peer.suspect or self.broken):
-                    BENCH.leave(self._options, peer.actor, peer.call, not peer.up, self._settings.idle_s)
+                    BENCH.leave(self._ray, self._options, peer.actor, peer.call, not peer.up, self._settings.idle_s)
                 else:
                     end(self._ray, peer.actor)
             self._selector.close()
