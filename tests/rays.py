@@ -1,6 +1,7 @@
 """What tests must know about the Ray that they share."""
 
 import sys
+from typing import Any
 
 import psutil
 
@@ -31,3 +32,9 @@ def ray_actors() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def pids_of(reader: Any) -> list[int]:
+    """Return the processes of a reader's actors that are up."""
+    pool = getattr(reader, "_pool", None)
+    return [peer.begun.pid for peer in list(getattr(pool, "_peers", ())) if peer.up]

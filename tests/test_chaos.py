@@ -4,10 +4,12 @@ import os
 import random
 import signal
 import statistics
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,16 @@ from torch.utils.data import Dataset, get_worker_info
 
 from executors.mortal_datasets import end_process, once_more
 from headrace import DataLoader
+from rays import RAY, pids_of
 
 SOAK_S = float(os.environ.get("HEADRACE_SOAK_S", "60"))
 """How long the soak lasts, in seconds."""
 
 MEAN_S = 0.1
 """How long it takes from one kill to the next, on average."""
+
+RAY_KILLS = int(os.environ.get("HEADRACE_RAY_KILLS", "50"))
+"""How many of Ray's workers are killed."""
 
 TASK_S = 0.004
 """How long a batch takes its worker."""
@@ -103,13 +109,19 @@ class Busy(Dataset[Any]):
 class Killer:
     """A thread that kills one of a reader's workers every so often, at moments and by choices of a seed.
 
+    Args:
+        seed: The seed.
+        pids_of: Tells which of a reader's workers may be killed.
+        most: After how many it stops.
+
     Attributes:
         reader: Whose.
         kills: When, in the clock of `time.perf_counter`.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, pids_of: Callable[[Any], list[int]], most: int = sys.maxsize) -> None:
         self.reader: Any = None
+        self.pids_of, self.most = pids_of, most
         self.kills: list[float] = []
         self._killed: list[int] = []
         self._draw = random.Random(seed)
@@ -117,8 +129,8 @@ class Killer:
         self._thread = threading.Thread(target=self._run, name="killer")
 
     def _run(self) -> None:
-        while not self._over.wait(self._draw.expovariate(1 / MEAN_S)):
-            pids = {worker.pid for worker in getattr(self.reader, "_workers", ())} - {None, *self._killed}
+        while len(self.kills) < self.most and not self._over.wait(self._draw.expovariate(1 / MEAN_S)):
+            pids = {*self.pids_of(self.reader)} - {*self._killed}
             if pids:
                 self._killed.append(self._draw.choice(sorted(pids)))
                 os.kill(self._killed[-1], signal.SIGKILL)
@@ -147,24 +159,19 @@ def gaps(reader: Any, expected: list[Any]) -> list[tuple[float, float]]:
     return waits
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(SOAK_S + 240)
-def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
-    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
-    loader = DataLoader(Busy(), num_workers=2, multiprocessing_context="fork", persistent_workers=True, **options)
-    plain = DataLoader(Busy(), **options)
-    expected = list(plain)
-    quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
-    killer, waits, epochs = Killer(seed=11), list[tuple[float, float]](), 0
-    with killer.at_work():
-        over = time.perf_counter() + SOAK_S
-        while time.perf_counter() < over:
-            loader.set_epoch(0)
-            killer.reader = iter(loader)
-            waits += gaps(killer.reader, expected)
-            epochs += 1
-        killer.reader = None
-    # The delay of a kill: how much longer than usual the longest wait takes that is under way then or among the next.
+def processes_of(reader: Any) -> list[int]:
+    """The workers of a reader that are local processes."""
+    return [worker.pid for worker in getattr(reader, "_workers", ()) if worker.pid is not None]
+
+
+def tell(
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+    killer: Killer,
+    waits: list[tuple[float, float]],
+    quiet: list[float],
+) -> None:
+    """Print how much longer than usual the longest wait takes that is under way at a kill or among the next."""
     usual_s = statistics.median(quiet)
     delays = []
     place = 0
@@ -177,8 +184,53 @@ def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
     median_ms, p99_ms = statistics.median(delays) * 1e3, delays[int(len(delays) * 0.99)] * 1e3
     with capsys.disabled():
         print(
-            f"\n{len(killer.kills)} kills in {SOAK_S:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs; "
+            f"\n{len(killer.kills)} kills in {what}; "
             f"a batch takes {usual_s * 1e3:.1f} ms; a kill adds {median_ms:.1f} ms (median), {p99_ms:.1f} ms (p99)"
         )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S + 240)
+def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
+    loader = DataLoader(Busy(), num_workers=2, multiprocessing_context="fork", persistent_workers=True, **options)
+    plain = DataLoader(Busy(), **options)
+    expected = list(plain)
+    quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
+    killer, waits, epochs = Killer(11, processes_of), list[tuple[float, float]](), 0
+    with killer.at_work():
+        over = time.perf_counter() + SOAK_S
+        while time.perf_counter() < over:
+            loader.set_epoch(0)
+            killer.reader = iter(loader)
+            waits += gaps(killer.reader, expected)
+            epochs += 1
+        killer.reader = None
+    tell(capsys, f"{SOAK_S:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs", killer, waits, quiet)
     assert len(killer.kills) > SOAK_S / MEAN_S / 2
     assert len(killer.kills) - 2 <= loader.stats().restarts <= len(killer.kills)  # the last may not be noticed any more
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_soak_on_ray(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the kills hit workers that hand over shared memory, half those that go through Ray's store."""
+    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
+    expected = list(DataLoader(Busy(), **options))
+    for executor in (RAY, replace(RAY, shared_memory=False)):
+        loader = DataLoader(Busy(), num_workers=4, executor=executor, persistent_workers=True, **options)
+        quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
+        # One is left alive: to start another takes longer than all that is measured.
+        killer = Killer(11, lambda reader: pids_of(reader)[1:], most=RAY_KILLS // 2)
+        waits, epochs = list[tuple[float, float]](), 0
+        began = time.perf_counter()
+        with killer.at_work():
+            while len(killer.kills) < killer.most:
+                loader.set_epoch(0)
+                killer.reader = iter(loader)
+                waits += gaps(killer.reader, expected)
+                epochs += 1
+        took = f"{time.perf_counter() - began:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs"
+        tell(capsys, took, killer, waits, quiet)
+        assert len(killer.kills) - 2 <= loader.stats().restarts <= len(killer.kills)

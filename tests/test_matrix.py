@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 import headrace
 from headrace import DataLoader, Plan, Shuffled, World
+from rays import RAY, pids_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,6 +35,8 @@ EXECUTORS: dict[str, dict[str, Any]] = {
     "thread": {"executor": "thread"},
     "fork": {"multiprocessing_context": "fork"},
     "spawn": {"multiprocessing_context": "spawn"},
+    "ray": {"executor": RAY},
+    "ray-store": {"executor": replace(RAY, shared_memory=False)},
 }
 
 
@@ -99,7 +103,8 @@ def read(
         for step in range(plan.steps(cursor) if steps is None else min(steps, plan.steps(cursor))):
             stream.add(plan.positions(0, step, cursor).tolist(), next(reader))
             if kill and step == 0:
-                os.kill(reader._workers[rank % len(reader._workers)].pid, signal.SIGKILL)
+                pids = pids_of(reader) or [worker.pid for worker in reader._workers]
+                os.kill(pids[rank % len(pids)], signal.SIGKILL)
         if steps is None:  # a rank learns that its share is read by asking for more
             assert next(reader, None) is None
         states.append(loader.state_dict())
@@ -164,6 +169,22 @@ def test_some_cells_that_spawn_have_it_too(cells: list[Any], chosen: tuple[int, 
     """Each starts its workers anew, seconds apiece, so not all combinations are tried."""
     workers, size, resume, kill = chosen
     compare(cells, "spawn", workers, True, [(size, resume, kill)])
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("executor", "workers"), [("ray", 1), ("ray", 2), ("ray", 4), ("ray-store", 2)])
+def test_every_cell_on_ray_has_it_too(cells: list[Any], executor: str, workers: int) -> None:
+    compare(cells, executor, workers, True, product(WORLDS, RESUMES, (False,)))
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("executor", "chosen"), [("ray", (2, 1, "mid", True)), ("ray-store", (2, 2, "1", True))], ids=["ray", "ray-store"]
+)
+def test_some_cells_on_ray_have_it_with_kills(cells: list[Any], executor: str, chosen: Any) -> None:
+    """Each kill has an actor started anew, seconds apiece."""
+    workers, size, resume, kill = chosen
+    compare(cells, executor, workers, True, [(size, resume, kill)])
 
 
 def test_another_seed_has_another_digest() -> None:

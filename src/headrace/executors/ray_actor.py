@@ -52,13 +52,15 @@ class Begun(NamedTuple):
     """What has become of an actor that was to be a worker.
 
     Attributes:
-        where: Its process and host, in words.
+        pid: Its process.
+        host: Its host's name.
         versions: What it runs.
         near: Whether it has connected to the rank's socket.
         failure: Why it is no worker, if the work could not be unpickled.
     """
 
-    where: str
+    pid: int
+    host: str
     versions: dict[str, str]
     near: bool = False
     failure: Failure | None = None
@@ -111,7 +113,7 @@ class Actor:
         """
         self._let_go()
         where = f"in DataLoader worker actor {setup.worker}"
-        begun = Begun(f"pid {os.getpid()} on {platform.node()}", versions())
+        begun = Begun(os.getpid(), platform.node(), versions())
         if begun.versions != setup.versions:
             return begun
         pickle_with(by_value())

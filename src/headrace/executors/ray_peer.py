@@ -91,7 +91,8 @@ class Peer:
         return int(min(max(CREDIT, BUSY_S / max(self.task_s, 1e-6)), _MOST_CREDIT)) if self.heard_s else CREDIT
 
     def __str__(self) -> str:
-        return f"worker {self.worker}" + (f" ({self.begun.where})" if self.begun is not None else "")
+        where = "" if self.begun is None else f" (pid {self.begun.pid} on {self.begun.host})"
+        return f"worker {self.worker}{where}"
 
 
 class Landed:

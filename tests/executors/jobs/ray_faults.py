@@ -180,7 +180,7 @@ def rank() -> dict[str, Any]:
     next(reader)
     while not all(peer.up for peer in reader._pool._peers):
         reader._pool.wait([first_undone(reader)], 0.05)
-    pids = [int(peer.begun.where.split()[1]) for peer in reader._pool._peers]
+    pids = [peer.begun.pid for peer in reader._pool._peers]
     print(json.dumps(pids), flush=True)
     signal.pause()
     return {}
