@@ -5,6 +5,7 @@ import os
 import platform
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -66,8 +67,18 @@ class Begun(NamedTuple):
     failure: Failure | None = None
 
 
-Answers = tuple[tuple[list[list[bytes]], bool], list[NDArray[np.uint8]]]
-"""For each task the message of a `SlotWriter`, and whether any refers to a slot; then those slots, one for each."""
+class Answers(NamedTuple):
+    """What came of some tasks.
+
+    Attributes:
+        messages: For each the message of a `SlotWriter`.
+        slots: Whether any of them refers to a slot; those come apart.
+        task_s: What each took, on average, in seconds.
+    """
+
+    messages: list[list[bytes]]
+    slots: bool
+    task_s: float
 
 
 def versions() -> dict[str, str]:
@@ -138,19 +149,20 @@ class Actor:
             serve(self._ends[0], self._ring, self._server, lambda: True)
         self._let_go()
 
-    def run(self, tasks: Sequence[tuple[Task, int]]) -> Answers:
-        """Answer tasks, each with its number."""
+    def run(self, tasks: Sequence[tuple[Task, int]]) -> tuple[Answers, list[NDArray[np.uint8]]]:
+        """Answer tasks, each with its number; return the slots apart that answers refer to, shape (bytes,) each."""
         assert self._server is not None
         while self._lent:  # Ray has copied what it was given
             self._ring.release(self._lent.pop())
-        heads, slots = [], []
+        messages, slots, began_s = [], [], time.perf_counter()
         for task, number in tasks:
-            heads.append([bytes(part) for part in self._server.answer(task, number)])
+            messages.append([bytes(part) for part in self._server.answer(task, number)])
             if self._server.writer.filled is not None:
                 slot, used = self._server.writer.filled
                 self._lent.append(slot)
                 slots.append(np.frombuffer(self._ring.memory(slot)[:used], np.uint8))
-        return (heads, bool(slots)), slots
+        task_s = (time.perf_counter() - began_s) / len(tasks)
+        return Answers(messages, bool(slots), task_s), slots
 
     def _let_go(self) -> None:
         for end in self._ends:

@@ -80,8 +80,14 @@ def connect(address: str | None, cpus: float) -> Any:
             ray.init(wanted, log_to_driver=True)
             return ray
         except ConnectionError as error:
+            causes = _causes(error)
+            if any(type(one).__name__ == "AuthenticationError" for one in causes):
+                raise ClusterUnavailable(
+                    f"the Ray cluster at {wanted!r} asks for a token: start this process with RAY_AUTH_MODE=token, and "
+                    "with the token that the cluster was started with"
+                ) from error
             if address or wanted != "auto":
-                raise ClusterUnavailable(_unavailable(wanted)) from error
+                raise ClusterUnavailable(f"{_unavailable(wanted)} ({causes[-1]})") from error
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         warnings.warn(
             "no Ray cluster is running, so each rank starts one of its own on this machine, each with all its CPUs. "
@@ -90,6 +96,14 @@ def connect(address: str | None, cpus: float) -> Any:
         )
     ray.init("local", **settings)
     return ray
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an exception and what it was raised from."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    return causes
 
 
 def _unavailable(address: str) -> str:
@@ -193,6 +207,16 @@ class Bench:
         self._changed = threading.Condition()
         self._idle: list[_Idle] = []
         self._watched = False
+        # A pool may end with its actors' handles in one collection of garbage, and without one an actor dies.
+        self._handles: set[Any] = set()
+
+    def new(self, ray: Any, kind: type, options: Any) -> Any:
+        """Return an idle actor, or ask Ray for another."""
+        actor = self._take(ray, options)
+        if actor is None:
+            actor = ray.remote(kind).options(**options).remote()
+            self._handles.add(actor)
+        return actor
 
     def leave(self, ray: Any, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
         """Keep an actor for a while that is, or will be, idle once a call is answered; then end it.
@@ -212,14 +236,14 @@ class Bench:
                 threading.Thread(target=self._watch, name="ray-idle-actors", daemon=True).start()
             self._changed.notify_all()
 
-    def take(self, ray: Any, options: Any) -> Any:
+    def _take(self, ray: Any, options: Any) -> Any:
         """Return an idle actor with these options, or None; those with others are in the way, and are ended."""
         with self._changed:
             job = job_of(ray)
             self._idle = [one for one in self._idle if one.job == job]  # others have gone with their cluster
             for one in [one for one in self._idle if one.options != options]:
                 self._idle.remove(one)
-                end(ray, one.actor)
+                self.end(ray, one.actor)
             calls = {one.last_call: one for one in self._idle}
             done = ray.wait(list(calls), timeout=0)[0] if calls else []
             starting = [call for call, one in calls.items() if one.starting and call not in done]
@@ -244,15 +268,26 @@ class Bench:
                 now_s = time.monotonic()
                 for one in [one for one in self._idle if one.until_s <= now_s]:
                     self._idle.remove(one)
-                    end(ray, one.actor)
+                    self.end(ray, one.actor)
                 next_s = min((one.until_s for one in self._idle), default=now_s)
                 if self._idle:
                     self._changed.wait(max(0.0, next_s - now_s))
             self._watched = False
 
+    def end(self, ray: Any, actor: Any) -> None:
+        """End an actor, if there is still a Ray to end it."""
+        self._handles.discard(actor)
+        with suppress(Exception):  # it is gone, or its cluster is
+            if ray.is_initialized():
+                ray.kill(actor)
+
     def forget(self) -> None:
-        """Begin anew in a forked process, whose actors these are not."""
+        """Begin anew in a forked process, whose actors these are not; Ray is not to hear of handles that go there."""
+        _inherited.append(self._handles)
         self.__init__()  # type: ignore[misc]
+
+
+_inherited: list[Any] = []
 
 
 BENCH = Bench()
@@ -264,10 +299,3 @@ if hasattr(os, "register_at_fork"):
 def job_of(ray: Any) -> str:
     """Return what Ray calls this process's connection to the cluster."""
     return str(ray.get_runtime_context().get_job_id())
-
-
-def end(ray: Any, actor: Any) -> None:
-    """End an actor, if there is still a Ray to end it."""
-    with suppress(Exception):  # it is gone, or its cluster is
-        if ray.is_initialized():
-            ray.kill(actor)

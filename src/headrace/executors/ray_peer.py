@@ -13,6 +13,7 @@ CREDIT = 2
 """How many tasks a worker has at a time: one that it is at, and one that it need not wait for."""
 
 _MOST_CREDIT = 64
+_MOST_BUNDLE = 16
 BUSY_S = 0.01
 """Where tasks are short a worker has more of them, up to so many, so that it has this long to do."""
 
@@ -76,19 +77,32 @@ class Peer:
     def settle(self, future: Asked) -> None:
         """Note that a task is answered."""
         now_s = time.monotonic()
+        if self.wire is not None:
+            self.pace(now_s - self.heard_s, small=False)
         with suppress(ValueError):  # it was taken away meanwhile
             self.unanswered.remove(future)
             future.holders.remove(self)
-        self.task_s += 0.25 * (now_s - self.heard_s - self.task_s)
         self.heard_s = now_s
         self.suspect = False
         if not future.done():
             self._ages.append(now_s - future.sent_s)
 
+    def pace(self, task_s: float, small: bool) -> None:
+        """Note what a task took, in seconds, and whether its batch came along with the answer."""
+        self.task_s += 0.25 * (task_s - self.task_s) if self.task_s else task_s
+        self.small = small
+
     @property
-    def credit(self) -> int:
-        """How many tasks it may have."""
-        return int(min(max(CREDIT, BUSY_S / max(self.task_s, 1e-6)), _MOST_CREDIT)) if self.heard_s else CREDIT
+    def free(self) -> bool:
+        """Whether it may have another task: it has few, or they are short."""
+        return len(self.unanswered) < (min(max(CREDIT, BUSY_S / self.task_s), _MOST_CREDIT) if self.task_s else CREDIT)
+
+    @property
+    def bundle(self) -> int:
+        """How many tasks go into one call: several where they are short and their batches small."""
+        if self.wire is not None or not self.small or not self.task_s:
+            return 1
+        return int(min(max(1, BUSY_S / CREDIT / self.task_s), _MOST_BUNDLE))
 
     def __str__(self) -> str:
         where = "" if self.begun is None else f" (pid {self.begun.pid} on {self.begun.host})"

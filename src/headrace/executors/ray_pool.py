@@ -17,10 +17,10 @@ import numpy as np
 from headrace.errors import ClusterUnavailable, WorkerDied, note
 from headrace.executors.base import Failure, Future, Pool, name_task
 from headrace.executors.ray_actor import Actor, Setup, by_value, versions
-from headrace.executors.ray_cluster import BENCH, Head, end, room
+from headrace.executors.ray_cluster import BENCH, Head, room
 from headrace.executors.ray_door import Door
 from headrace.executors.ray_events import Bell, Event, Fetcher
-from headrace.executors.ray_peer import BUSY_S, CREDIT, Asked, Landed, Peer, end_of
+from headrace.executors.ray_peer import Asked, Landed, Peer, end_of
 from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
 from headrace.interrupts import InterruptsHeld
 from headrace.memory.blame import culprit
@@ -128,9 +128,7 @@ class RayPool(Pool):
 
     def _hire(self, worker: int, false_starts: int = 0) -> Peer:
         """Ask for an actor; it is up when it says so."""
-        actor = BENCH.take(self._ray, self._options)
-        if actor is None:
-            actor = self._ray.remote(Actor).options(**self._options).remote()
+        actor = BENCH.new(self._ray, Actor, self._options)
         self._hired += 1
         peer = Peer(worker, self._hired, actor, false_starts, self._ages)
         threads = max(1, int(self._settings.num_cpus))
@@ -196,7 +194,7 @@ class RayPool(Pool):
         if self._peers[peer.worker] is not peer:
             return
         self._dismiss(peer)
-        end(self._ray, peer.actor)
+        BENCH.end(self._ray, peer.actor)
         false_starts = 0 if peer.up else peer.false_starts + 1
         owed = [one for one in peer.unanswered if not one.done()]
         gone = peer.up and not self.work.repeatable
@@ -246,21 +244,25 @@ class RayPool(Pool):
                 future.resolve_later(self._refusal)
             else:
                 self._queue.append(weakref.ref(future))
-                self._deal()
+                if len(self._queue) >= max((peer.bundle for peer in self._peers), default=1):
+                    self._deal()
         return future
 
     def _deal(self) -> None:
         """Give tasks to workers that have too little to do."""
-        kept = []
+        kept, last = [], None
         while self._queue:
             future = self._queue.popleft()()
             if future is None or future.done():
                 continue
             free = [one for one in self._peers if one.up and future.bound in (None, one.worker)]
             if future.bound is None:
-                free = [one for one in free if len(one.unanswered) < one.credit and one not in future.holders]
-            if free:
-                self._give(future, min(free, key=_load))
+                free = [one for one in free if one.free and one not in future.holders]
+            if last in free and len(last.to_send) < last.bundle:
+                self._give(future, last)
+            elif free:
+                last = min(free, key=_load)
+                self._give(future, last)
             else:
                 kept.append(weakref.ref(future))
                 if future.bound is None:
@@ -288,7 +290,7 @@ class RayPool(Pool):
     def _send(self, peer: Peer) -> None:
         """Call an actor on another host: once for several tasks where they are short and their batches small."""
         futures, peer.to_send = peer.to_send, []
-        size = len(futures) if peer.small and peer.task_s < BUSY_S / CREDIT else 1
+        size = peer.bundle
         for first in range(0, len(futures), size):
             some = futures[first : first + size]
             tasks = [(one.task, one.number if self.work.by_number else None) for one in some]
@@ -303,14 +305,16 @@ class RayPool(Pool):
             self._lose(peer, event.error)
         elif event.error is not None:
             self._missing(peer, futures, event.error)
-        elif what == "answered" and event.outcome[1]:
-            messages = event.outcome[0]
-            peer.small = False
+        elif what == "answered" and event.outcome.slots:
+            messages = event.outcome.messages
+            peer.pace(event.outcome.task_s, small=False)
             self._fetcher.fetch(rest, (peer, "fetched", futures, messages))
         else:
-            messages = rest if what == "fetched" else event.outcome[0]
-            memories = iter(event.outcome if what == "fetched" else ())
-            peer.small = what == "answered"
+            if what == "answered":
+                messages, memories = event.outcome.messages, iter(())
+                peer.pace(event.outcome.task_s, small=True)
+            else:
+                messages, memories = rest, iter(event.outcome)
             for future, message in zip(futures, messages, strict=True):
                 peer.settle(future)
                 future.land([message[0], *map(bytearray, message[1:])], Landed(memories))
@@ -334,6 +338,9 @@ class RayPool(Pool):
             raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._pump(0)
+        if self._queue:
+            with InterruptsHeld():
+                self._deal()
         while not any(future.done() for future in futures):
             if timeout_s is not None and not any(peer.up for peer in self._peers):
                 deadline = time.monotonic() + timeout_s  # to start workers has a time limit of its own
@@ -430,7 +437,8 @@ class RayPool(Pool):
     def _none_came(self, up: int) -> str:
         return (
             f"{up or 'none'} of {self.workers} Ray workers came up within {self._settings.start_timeout_s:g} s: "
-            f"{self._room()}. Use fewer workers or a smaller RayExecutor(num_cpus=...), or add nodes."
+            f"{self._room()}. Use fewer workers or a smaller RayExecutor(num_cpus=...), or add nodes; where what is "
+            "missing is taken by these workers themselves they are slow to start: raise start_timeout_s."
         )
 
     def describe(self, window: Sequence[Future]) -> str:
@@ -470,7 +478,7 @@ class RayPool(Pool):
                 if self._settings.idle_s and not (peer.suspect or self.broken):
                     BENCH.leave(self._ray, self._options, peer.actor, peer.call, not peer.up, self._settings.idle_s)
                 else:
-                    end(self._ray, peer.actor)
+                    BENCH.end(self._ray, peer.actor)
             self._selector.close()
             self._bell.close()
             self._fetcher.close()
