@@ -39,14 +39,20 @@ def ray_here() -> Any:
     return ray
 
 
-def missing(module: str) -> bool:
-    """Tell whether a module cannot be imported, and if so what is left out."""
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        print(f"rows that need {module} are left out: {error}")
-        return True
+def missing(*modules: str) -> bool:
+    """Tell whether one of some modules cannot be imported, and if so print what is left out."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            print(f"rows that need {module} are left out: {error}")
+            return True
     return False
+
+
+def has_data() -> bool:
+    """Tell whether Ray Data can be compared with."""
+    return not missing("pandas", "pyarrow")
 
 
 def on_ray(

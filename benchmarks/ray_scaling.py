@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.ray_here import PLANES, Blocks, missing, on_ray, ray_here, warm
-from benchmarks.rows import Row, Runs, compared, in_turn
+from benchmarks.ray_here import STORE, Blocks, has_data, missing, on_ray, ray_here, warm
+from benchmarks.rows import Row, compared, in_turn
 
 RUNS = 3
 SAMPLE_S, BATCH = 0.02, 16
@@ -47,20 +47,18 @@ def ray_scaling() -> Iterator[Row]:
     if missing("ray"):
         return
     ray_here()
-    with_data = not missing("pyarrow")
+    with_data = has_data()
     for workers in (16, 8, 4, 2, 1):  # the largest first: the others find its actors
         first = max(2, workers)
         batches = first + ROUNDS * workers
         dataset = Remote(batches * BATCH)
-        ways: dict[str, Any] = {name: warm(on_ray(dataset, BATCH, plane, workers)) for name, plane in PLANES.items()}
+        ways: dict[str, Any] = {"ours": warm(on_ray(dataset, BATCH, STORE, workers))}
         if with_data:
             ways["Ray Data"] = Blocks(dataset, batches, BATCH, workers, batches)
             per_batch(ways["Ray Data"], first)  # its worker processes start
         taken = in_turn({name: partial(per_batch, way, first) for name, way in ways.items()}, RUNS)
         del ways
-        ideal: Runs = [(SAMPLE_S * BATCH * 1e3 / workers,)]
-        for plane in PLANES:
-            names = {f"16 samples of 20 ms, {workers} worker(s), {plane}": "ms"}
-            yield from compared(names, taken[plane], ideal, f"320 ms / {workers}")
-            if with_data:
-                yield from compared(names, taken[plane], taken["Ray Data"], "Ray Data")
+        names = {f"16 samples of 20 ms, {workers} worker(s), Ray through its store": "ms"}
+        yield from compared(names, taken["ours"], [(SAMPLE_S * BATCH * 1e3 / workers,)], f"320 ms / {workers}")
+        if with_data:
+            yield from compared(names, taken["ours"], taken["Ray Data"], "Ray Data")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.local import WARM_UP, Repeated
-from benchmarks.ray_here import PLANES, WORKERS, Blocks, clocked, missing, on_ray, on_torch, ray_here, warm
+from benchmarks.ray_here import PLANES, WORKERS, Blocks, clocked, has_data, missing, on_ray, on_torch, ray_here, warm
 from benchmarks.rows import Row, Runs, compared, in_turn
 
 RUNS = 7
@@ -52,7 +52,7 @@ def ray_transfer() -> Iterator[Row]:
     if missing("ray"):
         return
     ray_here()
-    with_data = not missing("pyarrow")
+    with_data = has_data()
     uint8, float32 = torch.zeros(3, 224, 224, dtype=torch.uint8), torch.rand(3, 224, 224)
     for what, sample, batches, batch_size in (
         ("4.8 MB uint8, default collation", uint8, 100, 32),
@@ -94,7 +94,7 @@ def ray_second_epoch() -> Iterator[Row]:
         ways[f"{plane}, persistent_workers"] = warm(on_ray(dataset, 4, executor))
         ways[f"{plane}, new workers in idle actors"] = on_ray(dataset, 4, executor, persistent_workers=False)
     rivals: dict[str, Any] = {"torch": on_torch(dataset, 4)}
-    if not missing("pyarrow"):
+    if has_data():
         rivals["Ray Data"] = Blocks(dataset, 16, 4, WORKERS, BLOCKS)
     calls = {name: partial(clocked, partial(iter, way), 1) for name, way in (ways | rivals).items()}
     in_turn(calls, 2)  # not counted
