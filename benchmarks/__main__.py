@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …] [--json FILE]`: run the benchmarks and print a table."""
+"""`python -m benchmarks [NAME …] [--json FILE] [--docs PAGE]`: run the benchmarks and print a table."""
 
 import argparse
 import json
@@ -16,10 +16,14 @@ from benchmarks.first_batch import first_batch
 from benchmarks.local import start, transfer
 from benchmarks.memory import memory
 from benchmarks.packed import packed
+from benchmarks.ray_recovery import ray_recovery
+from benchmarks.ray_scaling import ray_scaling
+from benchmarks.ray_transfer import ray_second_epoch, ray_small, ray_transfer
 from benchmarks.recovery import recovery
 from benchmarks.resume import resume
 from benchmarks.rows import Row
 from benchmarks.storage import storage
+from benchmarks.tables import update
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "first_batch": first_batch,
@@ -30,6 +34,12 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "packed": packed,
     "resume": resume,
     "recovery": recovery,
+    # Those on Ray come last: the others should not share the machine with it.
+    "ray_transfer": ray_transfer,
+    "ray_small": ray_small,
+    "ray_second_epoch": ray_second_epoch,
+    "ray_scaling": ray_scaling,
+    "ray_recovery": ray_recovery,
 }
 
 
@@ -51,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="also replace the same rows in this page's tables")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - BENCHMARKS.keys()
     if unknown:
@@ -60,10 +71,12 @@ def main() -> None:
     rows = []
     for name in arguments.names or BENCHMARKS:
         for row in BENCHMARKS[name]():
-            print(row)
+            print(row, flush=True)
             rows.append(row)
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
+    if arguments.docs:
+        print(*(f"not on {arguments.docs}: {row}" for row in update(arguments.docs, rows)), sep="\n")
 
 
 if __name__ == "__main__":

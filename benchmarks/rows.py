@@ -1,7 +1,7 @@
 """What a benchmark yields, and how two ways of doing the same are timed against each other."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -36,6 +36,37 @@ class Row:
         )
 
 
+Runs = Sequence[tuple[float, ...]]
+"""What each run of one way of doing something returned."""
+
+
+def in_turn(ways: Mapping[str, Callable[[], tuple[float, ...]]], runs: int) -> dict[str, Runs]:
+    """Run each way once, then each again, so many times, so that a busy moment is nobody's alone."""
+    taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
+    for _ in range(runs):
+        for name, run in ways.items():
+            taken[name].append(run())
+    return dict(taken)
+
+
+def compared(names: dict[str, str], ours: Runs, rival: Runs, rival_name: str) -> list[Row]:
+    """Compare the medians of each figure.
+
+    Args:
+        names: Each figure's name and unit, in the order of the runs' tuples.
+        ours: Our runs.
+        rival: The rival's.
+        rival_name: Who that is.
+    """
+    rows = []
+    for number, (name, unit) in enumerate(names.items()):
+        own = [run[number] for run in ours]
+        mine, theirs = statistics.median(own), statistics.median(run[number] for run in rival)
+        spread = (max(own) - min(own)) / mine if mine else 0.0
+        rows.append(Row(name, mine, theirs, rival_name, unit, theirs / max(mine, 1e-9), len(own), spread))
+    return rows
+
+
 def less_is_better(
     names: dict[str, str],
     ours: Callable[[], tuple[float, ...]],
@@ -52,11 +83,5 @@ def less_is_better(
         rival_name: Who that is.
         runs: How often to run each.
     """
-    pairs = [(ours(), rival()) for _ in range(runs)]
-    rows = []
-    for number, (name, unit) in enumerate(names.items()):
-        own = [pair[0][number] for pair in pairs]
-        mine, theirs = statistics.median(own), statistics.median(pair[1][number] for pair in pairs)
-        spread = (max(own) - min(own)) / mine if mine else 0.0
-        rows.append(Row(name, mine, theirs, rival_name, unit, theirs / max(mine, 1e-9), runs, spread))
-    return rows
+    taken = in_turn({"ours": ours, "rival": rival}, runs)
+    return compared(names, taken["ours"], taken["rival"], rival_name)

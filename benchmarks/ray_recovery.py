@@ -1,0 +1,139 @@
+"""How late the stream is when a worker on Ray is killed, or the node of half of the workers, beside no kill."""
+
+import gc
+import importlib
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from benchmarks.ray_here import CPUS, PLANES, WORKERS, missing, on_ray, ray_here
+from benchmarks.rows import Row, compared
+from headrace import RayExecutor
+from headrace.executors.ray_cluster import BENCH
+
+KILLS, NODE_KILLS = 10, 5
+
+AFTER = 6 * WORKERS
+"""Batches in which the longest gap is looked for: those that were asked for before a kill, and as many again."""
+
+
+class Timed(Dataset[torch.Tensor]):
+    """Samples that take a while, and say which process made them.
+
+    Args:
+        task_s: How long, in seconds.
+    """
+
+    def __init__(self, task_s: float) -> None:
+        self.task_s = task_s
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.task_s)
+        return torch.tensor(os.getpid())
+
+
+class Stream:
+    """An epoch that is read while workers come and go.
+
+    Args:
+        reader: Of a loader of `Timed`.
+    """
+
+    def __init__(self, reader: Iterator[Any]) -> None:
+        self._reader = reader
+        self._recent: deque[int] = deque(maxlen=WORKERS)
+
+    def _next(self) -> None:
+        self._recent.append(int(next(self._reader)))
+
+    def longest(self, event: Callable[[], object] | None = None) -> float:
+        """Read batches after an event; return the longest that one took, in milliseconds."""
+        longest, began = 0.0, time.perf_counter()
+        if event is not None:
+            event()
+        for _ in range(AFTER):
+            self._next()
+            now = time.perf_counter()
+            longest, began = max(longest, now - began), now
+        return longest * 1e3
+
+    def settle(self) -> None:
+        """Read on until all workers, and no others, have just taken part."""
+        while len(set(self._recent)) < WORKERS:
+            self._next()
+
+    def due(self) -> int:
+        """Return the process whose batch is due next: of those that take turns the one that was last heard of first."""
+        return self._recent[0]
+
+
+def rows(name: str, gaps: list[tuple[float, float]]) -> list[Row]:
+    """Compare the longest gaps after kills with those before them: the median, and the longest of all."""
+    after, before = [(gap,) for gap, _ in gaps], [(gap,) for _, gap in gaps]
+    found = compared({name: "ms"}, after, before, "nobody killed")
+    return found + compared({f"{name}, longest of {len(gaps)}": "ms"}, [max(after)], [max(before)], "nobody killed")
+
+
+def killed(executor: RayExecutor, task_s: float) -> list[tuple[float, float]]:
+    """Kill one worker after another, each time the one whose batch is due; return the longest gaps after and before."""
+    stream = Stream(iter(on_ray(Timed(task_s), 1, executor, seed=0)))
+    gaps = []
+    for _ in range(KILLS):
+        stream.settle()
+        before = stream.longest()
+        stream.settle()
+        gaps.append((stream.longest(lambda: os.kill(stream.due(), signal.SIGKILL)), before))
+    return gaps
+
+
+def node_killed(cluster: Any, executor: RayExecutor, task_s: float) -> list[tuple[float, float]]:
+    """Kill the second node again and again, half of the workers on it; return the longest gaps after and before."""
+    executor = replace(executor, resources={"seat": 1})
+    gaps = []
+    for _ in range(NODE_KILLS):
+        node = cluster.add_node(num_cpus=CPUS, resources={"seat": WORKERS // 2})
+        stream = Stream(iter(on_ray(Timed(task_s), 1, executor, seed=0)))
+        stream.settle()
+        before = stream.longest()
+        stream.settle()
+        kill = threading.Thread(target=cluster.remove_node, args=(node,), kwargs={"allow_graceful": False})
+        gaps.append((stream.longest(kill.start), before))
+        kill.join()
+        del stream
+        gc.collect()
+    return gaps
+
+
+def ray_recovery() -> Iterator[Row]:
+    """Compare the longest that a batch takes after a kill with the same stream's longest before."""
+    if missing("ray"):
+        return
+    ray = ray_here()
+    for task_s in (0.05, 0.3):
+        for plane, executor in PLANES.items():
+            name = f"a batch after a worker's kill, {WORKERS} of {task_s * 1e3:.0f} ms, {plane}"
+            yield from rows(name, killed(executor, task_s))
+    BENCH.clear()
+    ray.shutdown()
+    cluster = importlib.import_module("ray.cluster_utils").Cluster(
+        initialize_head=True, head_node_args={"num_cpus": CPUS, "resources": {"seat": WORKERS // 2}}
+    )
+    try:
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        for plane, executor in PLANES.items():
+            name = f"a batch after a node's kill, {WORKERS} of 300 ms, {plane}"
+            yield from rows(name, node_killed(cluster, executor, 0.3))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

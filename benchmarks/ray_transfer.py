@@ -1,0 +1,105 @@
+"""Moving batches from workers on Ray: in shared memory or through its store, beside torch's and Ray Data."""
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.local import WARM_UP, Repeated
+from benchmarks.ray_here import PLANES, WORKERS, Blocks, clocked, has_data, missing, on_ray, on_torch, ray_here, warm
+from benchmarks.rows import Row, Runs, compared, in_turn
+
+RUNS = 7
+SMALL = 1000
+"""Batches of 10 KB in an epoch."""
+
+BLOCKS = 8
+"""Tasks of Ray Data for an epoch: with as many as there are batches it takes two to four times as long."""
+
+
+def measured(dataset: Repeated, batch_size: int | None, batches: int, rival: bool, **options: Any) -> dict[str, Runs]:
+    """Return what `clocked` does, for torch's local loader, for ours on both planes and, if it is asked for, Ray Data.
+
+    Args:
+        dataset: Read by all.
+        batch_size: Samples in a batch, stacked by default collation; None for a sample that is one.
+        batches: How many there are.
+        rival: Whether Ray Data is asked for.
+        options: Of torch's loader and of ours.
+    """
+    theirs = on_torch(dataset, batch_size, **options)
+    for _ in theirs:
+        pass
+    loaders = {"torch": theirs}
+    loaders |= {name: warm(on_ray(dataset, batch_size, plane, **options)) for name, plane in PLANES.items()}
+    ways: dict[str, Callable[[], tuple[float, ...]]] = {
+        name: partial(clocked, partial(iter, loader), WARM_UP) for name, loader in loaders.items()
+    }
+    if rival:
+        blocks = Blocks(dataset, batches, batch_size or 1, WORKERS, BLOCKS)
+        ways["Ray Data"] = partial(clocked, partial(iter, blocks), 1)
+        ways["Ray Data"]()  # its worker processes start
+    taken = in_turn(ways, RUNS)
+    del ways, theirs, loaders
+    gc.collect()
+    return taken
+
+
+def ray_transfer() -> Iterator[Row]:
+    """Compare what a batch takes, of the epoch and of the rank's CPU; and, with Ray Data, an epoch from its start."""
+    if missing("ray"):
+        return
+    ray_here()
+    with_data = has_data()
+    uint8, float32 = torch.zeros(3, 224, 224, dtype=torch.uint8), torch.rand(3, 224, 224)
+    for what, sample, batches, batch_size in (
+        ("4.8 MB uint8, default collation", uint8, 100, 32),
+        ("38 MB float32, default collation", float32, 40, 64),
+    ):
+        dataset = Repeated(partial(torch.Tensor.detach, sample), batches * batch_size)
+        with_rival = with_data and sample is uint8
+        taken = measured(dataset, batch_size, batches, with_rival)
+        for plane in PLANES:
+            name = f"{what}, {WORKERS} workers, {plane}"
+            yield from compared({name: "ms", f"{name}, rank CPU": "us"}, taken[plane], taken["torch"], "torch")
+            if with_rival:
+                ours, theirs = ([run[2:] for run in taken[way]] for way in (plane, "Ray Data"))
+                yield from compared({f"{name}, whole epoch": "ms"}, ours, theirs, "Ray Data")
+
+
+def ray_small() -> Iterator[Row]:
+    """Compare batches of 10 KB that are ready, where messages are all there is, at two depths of prefetching."""
+    if missing("ray"):
+        return
+    ray_here()
+    dataset = Repeated(partial(torch.Tensor.detach, torch.zeros(2500)), SMALL)
+    for depth in (2, 32):
+        taken = measured(dataset, None, SMALL, False, prefetch_factor=depth)
+        for plane in PLANES:
+            name = f"10 KB, {WORKERS} workers, prefetch_factor={depth}, {plane}"
+            rates = {way: [(run[0] * 1e3, run[1]) for run in runs] for way, runs in taken.items()}
+            yield from compared({name: "us", f"{name}, rank CPU": "us"}, rates[plane], rates["torch"], "torch")
+
+
+def ray_second_epoch() -> Iterator[Row]:
+    """Compare the time to an epoch's first batch, where there was one before."""
+    if missing("ray"):
+        return
+    ray_here()
+    dataset = Repeated(partial(torch.Tensor.detach, torch.zeros(1000)), 64)
+    ways: dict[str, Any] = {}
+    for plane, executor in PLANES.items():
+        ways[f"{plane}, persistent_workers"] = warm(on_ray(dataset, 4, executor))
+        ways[f"{plane}, new workers in idle actors"] = on_ray(dataset, 4, executor, persistent_workers=False)
+    rivals: dict[str, Any] = {"torch": on_torch(dataset, 4)}
+    if has_data():
+        rivals["Ray Data"] = Blocks(dataset, 16, 4, WORKERS, BLOCKS)
+    calls = {name: partial(clocked, partial(iter, way), 1) for name, way in (ways | rivals).items()}
+    in_turn(calls, 2)  # not counted
+    taken = {name: [run[3:] for run in runs] for name, runs in in_turn(calls, RUNS).items()}
+    for way in ways:
+        names = {f"first batch of a second epoch, {way}": "ms"}
+        for rival in rivals:
+            yield from compared(names, taken[way], taken[rival], rival)
