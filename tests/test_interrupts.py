@@ -5,6 +5,7 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import headrace
 from headrace import DataLoader
 from interrupts import AtLine, Small, default_interrupts
+from waiting import LIMIT_S
 
 FOLDERS = (os.path.dirname(headrace.__file__), os.path.dirname(multiprocessing.process.__file__))
 
@@ -50,15 +52,41 @@ def interrupted_once(loader: DataLoader[Any], at: AtLine) -> None:
 def test_an_interrupt_at_any_line_tears_nothing(
     persistent: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    options = {"num_workers": 1, "persistent_workers": persistent, "timeout": 15, **options}
+    interrupted_everywhere(options, 1 + 7 * persistent + 13 * len(options), STRIDE, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="counts lines as CPython traces them")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"executor": "inline"},
+        {"executor": "thread", "num_workers": 2, "timeout": 15},
+        {"executor": "thread", "num_workers": 1, "timeout": 15, "persistent_workers": True},
+    ],
+    ids=["inline", "thread", "thread-persistent"],
+)
+def test_an_interrupt_at_any_line_tears_nothing_in_this_process(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_everywhere(options | {"seed": 0}, 1, 7, monkeypatch)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("headrace-worker")]
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+def interrupted_everywhere(options: dict[str, Any], line: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt an epoch at a line, another one some lines later, and so on to the end of all lines."""
     complaints: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda event: complaints.append(event.exc_type))
-    line = 1 + 7 * persistent + 13 * len(options)
     with default_interrupts():
         while True:
-            loader = DataLoader(Small(LENGTH), num_workers=1, persistent_workers=persistent, timeout=15, **options)
+            loader = DataLoader(Small(LENGTH), **options)
             at = AtLine(line, FOLDERS)
             interrupted_once(loader, at)
-            if persistent:
+            if loader.persistent_workers:
                 loader.set_epoch(0)
                 assert numbers(loader) == list(range(LENGTH)), f"the epoch after an interrupt at {at.place}"
             del loader
@@ -67,7 +95,7 @@ def test_an_interrupt_at_any_line_tears_nothing(
             assert set(complaints) <= {KeyboardInterrupt}, f"interrupted at {at.place}"
             if at.place is None:
                 break
-            line += STRIDE
+            line += stride
     assert line > 1000, "the test must have gone through the lines"
 
 

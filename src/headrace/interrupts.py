@@ -15,7 +15,7 @@ class InterruptsHeld:
 
     __slots__ = ("_before", "_frame")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "InterruptsHeld":
         self._frame: FrameType | None = None
         self._before: Any = None
         if threading.get_ident() == threading.main_thread().ident:
@@ -23,6 +23,11 @@ class InterruptsHeld:
             if callable(before):
                 self._before = before
                 signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def let(self) -> "InterruptsLet":
+        """Return a block within this one in which a Ctrl-C raises: waiting, or the user's own code."""
+        return InterruptsLet(self)
 
     def _note(self, _: int, frame: FrameType | None) -> None:
         self._frame = frame
@@ -34,6 +39,32 @@ class InterruptsHeld:
             signal.signal(signal.SIGINT, self._before)
             if self._frame is not None:
                 self._before(signal.SIGINT, self._frame)
+
+
+class InterruptsLet:
+    """A block within `InterruptsHeld` that a Ctrl-C ends; whatever follows it there is done before that goes on.
+
+    One that comes before the interrupts are held again has raised, and no other is expected at once.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: InterruptsHeld) -> None:
+        self._held = held
+
+    def __enter__(self) -> None:
+        held = self._held
+        if held._before is not None:
+            signal.signal(signal.SIGINT, held._before)
+            frame, held._frame = held._frame, None
+            if frame is not None:
+                held._before(signal.SIGINT, frame)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._held._before is not None:
+            signal.signal(signal.SIGINT, self._held._note)
 
 
 class Interruptible:

@@ -20,7 +20,7 @@ from headrace.plan.state import State
 from headrace.schedule import Schedule, draw_base_seed
 from headrace.share import StreamShare
 from headrace.telemetry.stats import Meter, Stats
-from headrace.types import IndexTask, OnError, StreamTask, Tail, Task, World
+from headrace.types import IndexTask, OnError, Tail, Task, World
 from headrace.work import Work, has_state, is_iterable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -151,7 +151,6 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         )
         options.check(self, own_sampler)
         self._iterable = is_iterable(dataset)
-        self._streams = 0
         self._meter = Meter()
         self._schedule = Schedule(
             dataset=self.dataset,
@@ -333,7 +332,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         reader = self._iterator if persistent else None
         with reading.as_it_began():
             if isinstance(reader, Reader) and not reader.broken:
-                reader.restart(reading.rest(reading.drawn(self._tasks)), observers)
+                reader.restart(reading.rest(reading.drawn(self._tasks)), observers, reading.revised)
                 return reader
             # Torch asks for the sampler's iterator twice where there are workers, and some draw numbers then.
             tasks = self._tasks() if executor.prefetches else reading.drawn(self._tasks)
@@ -341,13 +340,13 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             if executor.prefetches:
                 tasks = reading.drawn(self._tasks)
             tasks = reading.rest(tasks)
-        return self._reader(executor, pool, tasks, link, persistent, observers)
+        return self._reader(executor, pool, tasks, link, persistent, observers, reading.revised)
 
     def _read_stream(self, executor: Executor, persistent: bool) -> Iterator[Any]:
         """Begin a pass over what an iterable dataset yields: by torch's rules, step for step."""
         if self._schedule.keys_stream():
             self._schedule.begin()
-        reading = StreamPass(self._schedule, self.num_workers if executor.prefetches else 0)
+        reading = StreamPass(self._schedule, self.num_workers if executor.prefetches else 0, self._index_sampler)
         observers: list[Observer] = [reading]
         promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
         if promised is not None:
@@ -357,14 +356,18 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         observers = observers if ahead is None else [ahead.told]
         reader = self._iterator if persistent else None
         if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
-            reader.restart(self._tasks(), observers)
+            if not self._schedule.keys_stream():
+                reading.base_seed = reader.base_seed
+            reader.restart(reading.tasks(), observers, reading.revised)
         else:
             self._iterator = reader = None  # the old workers go before the new come
-            tasks = self._tasks()
-            pool = self._start(executor, starts=reading.starts, **self._stream_work(reading))
+            tasks = reading.tasks()
+            work = self._stream_work(reading) | {"starts": reading.starts, "starts_stream": reading.stream}
+            pool = self._start(executor, **work)
             if not executor.prefetches:
-                pool.open_stream(self._streams, self._schedule.epoch)
-            reader = self._reader(executor, pool, tasks, link, persistent, observers, reading.first_worker)
+                pool.open_stream(reading.stream, reading.start.epoch)
+            first = reading.first_worker
+            reader = self._reader(executor, pool, tasks, link, persistent, observers, reading.revised, first)
         if ahead is None:
             return reader
         ahead.reader = reader
@@ -378,6 +381,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         link: accelerate.AccelerateLink | None,
         persistent: bool,
         observers: Sequence[Observer],
+        revise: Callable[[], Iterator[Task] | None],
         first_worker: int = 0,
     ) -> Reader:
         """Make the reader of a pass without a plan."""
@@ -390,6 +394,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             meter=self._meter,
             keep_pool=persistent,
             observers=observers,
+            revise=revise,
             first_worker=first_worker,
         )
         if persistent:
@@ -407,11 +412,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             and len(self.dataset)  # type: ignore[arg-type]
         ):
             return sampler.rows(batches.batch_size, batches.drop_last)
-        indices = iter(self._index_sampler)
-        if not self._iterable:
-            return map(IndexTask, indices)
-        self._streams += 1
-        return map(partial(StreamTask, self._streams, self._schedule.epoch), indices)
+        return map(IndexTask, iter(self._index_sampler))
 
     def _stream_work(self, reading: StreamPass) -> dict[str, Any]:
         """Return what work on streams has beside the dataset: the split, and the seeds."""

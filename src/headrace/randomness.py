@@ -12,6 +12,7 @@ import numpy.random  # numpy loads it late, which every forked worker would do a
 import torch
 from torch.utils.data._utils.worker import _generate_state
 
+from headrace.interrupts import InterruptsHeld
 from headrace.plan.keys import Key, key
 
 
@@ -74,10 +75,11 @@ _kept = threading.Condition()
 @contextmanager
 def callers_generators_kept() -> Iterator[None]:
     """Leave the caller's generators as they were, whatever the work inside draws or seeds; one thread at a time."""
-    with _kept:
+    with InterruptsHeld() as held, _kept:
         callers = Generators()
         try:
-            yield
+            with held.let():
+                yield
         finally:
             callers.restore()
 

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -31,6 +31,14 @@ class Start:
     chosen: bool = False
 
 
+class Facts(NamedTuple):
+    """The first fields of a `State`: what is true of a loader for a whole pass, but perhaps not for the next."""
+
+    mode: str
+    seed: int
+    length: int
+
+
 class HasState(Protocol):
     """A pass that knows how far it has come."""
 
@@ -54,6 +62,7 @@ class Schedule:
         sampler: The type of the user's sampler, by name; "" if there is none.
         start: Where the next `iter()` begins.
         latest: The pass that began last, if it began since the epoch was set or a state loaded.
+        streams: The number of the last pass over an iterable dataset.
     """
 
     dataset: Any
@@ -68,6 +77,7 @@ class Schedule:
     pads_last: bool = False
     start: Start = Start()
     latest: HasState | None = None
+    streams: int = 0
     _drawn_seed: int | None = None
     _state_seed: int | None = None
     _offset: int | None = 0
@@ -194,25 +204,22 @@ class Schedule:
             return (self.resolved_seed(),)
         return None if self.seed is None else (self.seed, self.world().rank)
 
-    def state_at(self, epoch: int, samples: int, rank_local: str = "") -> State:
-        """Return the state of a loader that has come so far."""
+    def facts(self) -> Facts:
+        """Return what a state says of the loader as it is now; another world may change it."""
         mode = self.mode
         keyed = mode == "plan" or (mode == "stream" and self.keys_stream())
-        return State(
-            mode=mode,
-            seed=self.resolved_seed() if keyed else 0,
-            length=_length(self.dataset),
-            order=self.sampler if self.order is None else self.order.described,
-            epoch=epoch,
-            samples=samples,
-            rank_local=rank_local,
-        )
+        return Facts(mode, self.resolved_seed() if keyed else 0, _length(self.dataset))
+
+    def state_at(self, start: Start, facts: Facts) -> State:
+        """Return the state of a loader that stands at a start; describing its order may take long, the first time."""
+        order = self.sampler if self.order is None else self.order.described
+        return State(*facts, order, start.epoch, start.samples, start.rank_local)
 
     def state(self) -> State:
         """Return the place after the last batch that was delivered."""
         if self.latest is not None:
             return self.latest.state()
-        return self.state_at(self.start.epoch, self.start.samples, self.start.rank_local)
+        return self.state_at(self.start, self.facts())
 
     def load(self, state: State) -> None:
         """Let the next `iter()` begin where another loader was; passes that have begun are left alone.
@@ -278,7 +285,7 @@ def _length(dataset: Any) -> int:
     """Count a dataset's samples; -1 where it cannot say."""
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - a pass may begin all the same: torch does not ask
         return -1
 
 

@@ -72,7 +72,8 @@ class Work:
         share: Splits an iterable dataset over the ranks; None where it is not split.
         stream_words: Key an iterable dataset's randomness, with the epoch; None for torch's own worker
             seeding.
-        starts: Where each worker's first pass over an iterable dataset begins; empty for its beginning.
+        starts: Where each worker's pass over an iterable dataset begins; empty for its beginning.
+        starts_stream: Which pass that is; others begin at the beginning.
         base_seed: Worker i is seeded with `base_seed` + i when it starts, as torch does.
         worker_init_fn: The user's hook, called in each worker after seeding.
         fetch_threads: How many samples of a batch a worker fetches at a time.
@@ -93,6 +94,7 @@ class Work:
     share: StreamShare | None = None
     stream_words: tuple[int, ...] | None = None
     starts: Sequence[StreamStart] = ()
+    starts_stream: int = 0
     base_seed: int = 0
     worker_init_fn: Callable[[int], None] | None = None
     fetch_threads: int = 1
@@ -156,6 +158,8 @@ class Worker:
     remarks: list[Remark] = field(init=False, default_factory=list)
     _stream: int = field(init=False, default=-1)
     _samples: Iterator[Any] = field(init=False, default_factory=lambda: iter(()))
+    _stream_key: int = field(init=False, default=0)
+    _read: int = field(init=False, default=0)
     _again: int = field(init=False, default=0)
     _stateful: Any = field(init=False, default=None)
     _stream_generators: Generators | None = field(init=False, default=None)
@@ -326,29 +330,30 @@ class Worker:
     def _next_portion(self, wanted: int) -> Portion | StreamEnd:
         keys = Keys(self._stream_key, self.worker_id, [self._read])
         here.keys, here.place = keys, COLLATION
+        before, self._read = self._read, self._read + wanted  # so many does the rank count where this raises
         data = list(islice(self._samples, wanted))
-        self._read += len(data)
         if len(data) < wanted:
             ended = self.end_stream()  # an iterator that has ended is not asked again
             if not data or self.work.drop_last:
                 return ended
         batch = self.work.collate_fn(data if self.work.batched else data[0])
+        self._read = before + len(data)
         return Portion(len(data), batch, None if self._stateful is None else copy.deepcopy(self._stateful.state_dict()))
 
     def _open(self, stream: int, epoch: int, seeded: bool) -> None:
         before, self._stream = self._stream, stream
         try:
-            self._begin_stream(epoch, seeded, first=before < 0)
+            self._begin_stream(epoch, seeded)
         except KeyboardInterrupt:
             self._stream = before  # it is opened again; after an error it is not
             raise
 
-    def _begin_stream(self, epoch: int, seeded: bool, first: bool) -> None:
+    def _begin_stream(self, epoch: int, seeded: bool) -> None:
         stream = self._stream
         self._samples = iter(())
         self._read = self._again = 0
         dataset, words = self._dataset, self.work.stream_words
-        under = key("stream", *(words or (self.work.base_seed, stream)), epoch)
+        under = key("stream", self.work.base_seed, stream) if words is None else key("stream", *words, epoch)
         self._stream_key = under.low
         if words is not None:
             if seeded:
@@ -358,7 +363,8 @@ class Worker:
         # Dealt streams are read again: what lies between a rank's samples is in no state.
         keeps_state = self.work.share is None and has_state(dataset)
         self._stateful = dataset if keeps_state else None
-        start = self.work.starts[self.worker_id] if first and self.work.starts else StreamStart()
+        resumes = self.work.starts and stream == self.work.starts_stream
+        start = self.work.starts[self.worker_id] if resumes else StreamStart()
         if start.state is None:
             self._again = start.batches
         elif keeps_state:

@@ -108,17 +108,22 @@ class Reader(Iterator[Any]):
         self._size = size
         self._meter = meter
         self._keep_pool = keep_pool
-        self._revise = revise
         self._again = again
         self._first_worker = first_worker
         self._observers: Sequence[Observer] = ()
-        self.restart(tasks, observers)
+        self.restart(tasks, observers, revise)
         self._first_worker = 0
 
-    def restart(self, tasks: Iterator[Task], observers: Sequence[Observer]) -> None:
+    def restart(
+        self,
+        tasks: Iterator[Task],
+        observers: Sequence[Observer],
+        revise: Callable[[], Iterator[Task] | None] | None = None,
+    ) -> None:
         """Begin a pass with the same workers; what they still owe of the pass before is thrown away."""
         self._end(finished=False)
         self._observers = observers
+        self._revise = revise
         self._delivered = 0
         self._last = 0.0
         self._held: tuple[Task, Any] | None = None  # computed, but not handed over yet
@@ -156,9 +161,10 @@ class Reader(Iterator[Any]):
     def _next(self) -> Any:
         started = perf_counter()
         if self._revise is not None:
-            tasks, self._revise = self._revise(), None
-            if tasks is not None:
-                self._prefetch(tasks)
+            with InterruptsHeld():
+                tasks, self._revise = self._revise(), None
+                if tasks is not None:
+                    self._prefetch(tasks)
         try:
             return self._await() if self._direct is None else self._compute(self._direct)
         finally:
@@ -330,6 +336,12 @@ class Reader(Iterator[Any]):
     def broken(self) -> bool:
         """Whether its workers can no longer do all their work."""
         return self._pool is None or self._pool.broken
+
+    @property
+    def base_seed(self) -> int:
+        """What its workers' torch seeds count from."""
+        assert self._pool is not None
+        return self._pool.work.base_seed
 
     @property
     def _workers(self) -> Sequence[Any]:

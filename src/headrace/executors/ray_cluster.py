@@ -94,6 +94,7 @@ def connect(address: str | None, cpus: float) -> Any:
             "Start one before the ranks (ray start --head), or pass RayExecutor(address=...).",
             stacklevel=6,
         )
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as local workers; Ray's own are at 15, behind everything else
     ray.init("local", **settings)
     return ray
 

@@ -25,6 +25,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from headrace.executors.base import Executor, Failure, Future, Pool, locate
 from headrace.fetch import drawing_remark
+from headrace.interrupts import InterruptsHeld
 from headrace.randomness import Generators, callers_generators_kept
 from headrace.types import Remark, StreamTask, Task
 from headrace.work import Work, Worker
@@ -69,36 +70,64 @@ class _Process:
     """What all threads of the process share: whether some compute, or one alone.
 
     Attributes:
-        changed: Held while anything of it, or of a crew, is looked at or changed.
+        lock: Held while anything of it, or of a crew, is looked at or changed. No `Condition`: a Ctrl-C among the lines
+            of its methods would leave it locked.
         running: Batches being computed in worker threads.
         paused: Whether no further one may begin.
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
         self.running = 0
         self.paused = False
+        self._bells: list[threading.Lock] = []
+
+    def tell(self) -> None:
+        """Have all who wait look again; to be called with the lock."""
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()
+
+    def wait_for(self, happened: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until something, asked with the lock, is so; return whether it is, within the time allowed."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with InterruptsHeld(), self.lock:
+                if happened():
+                    return True
+                bell = threading.Lock()
+                bell.acquire()
+                self._bells.append(bell)
+            if not bell.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                return False
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, held: InterruptsHeld) -> Iterator[None]:
         """Keep other worker threads from computing meanwhile. May be nested."""
         if _here.alone:
             yield
             return
         own = int(_here.computing)  # a loader inside a dataset: the batch that this thread computes waits, too
-        with self.changed:
+        with self.lock:
             self._count(-own)
         try:
-            with self.changed:
-                self.changed.wait_for(lambda: not self.paused)
-                self.paused = _here.alone = True
-                self.changed.wait_for(lambda: not self.running)
+            with held.let():
+                self.wait_for(self._pause)
+                self.wait_for(lambda: not self.running)
             yield
         finally:
-            with self.changed:
-                if _here.alone:
-                    self.paused = _here.alone = False
-                self._count(own)
+            self._resume(own)
+
+    def _pause(self) -> bool:
+        if not self.paused:
+            self.paused = _here.alone = True
+        return _here.alone
+
+    def _resume(self, own: int) -> None:
+        with self.lock:
+            if _here.alone:
+                self.paused = _here.alone = False
+            self._count(own)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -108,12 +137,12 @@ class _Process:
             yield
         finally:
             _here.computing = False
-            with self.changed:
+            with self.lock:
                 self._count(-1)
 
     def _count(self, change: int) -> None:
         self.running += change
-        self.changed.notify_all()
+        self.tell()
 
 
 class _Here(threading.local):
@@ -167,21 +196,24 @@ class _Crew:
                 except BaseException as error:  # noqa: BLE001 - it is raised in the rank, at every fetch
                     # Not the exception itself: with each raising it would hold on to the frames it passes.
                     refusal = Failure.of(error, _where(worker_id))
-        with _process.changed:
+        with _process.lock:
             self.refusals[worker_id] = refusal
-            _process.changed.notify_all()
+            _process.tell()
 
     def _next_job(self, worker_id: int) -> _Job | None:
-        with _process.changed:
-            while not self.closed:
-                if self.tried and not self.serial and not _process.paused:
-                    for job in self.waiting:
-                        if job.worker in (None, worker_id):
-                            self.waiting.remove(job)
-                            _process.running += 1
-                            return job
-                _process.changed.wait()
-        return None
+        taken: list[_Job] = []
+
+        def take() -> bool:
+            if self.tried and not self.serial and not _process.paused:
+                job = next((one for one in self.waiting if one.worker in (None, worker_id)), None)
+                if job is not None:
+                    self.waiting.remove(job)
+                    _process.running += 1
+                    taken.append(job)
+            return self.closed or bool(taken)
+
+        _process.wait_for(take)
+        return taken[0] if taken else None
 
     def _compute(self, job: _Job, worker: Worker) -> None:
         future, refusal = job.future(), self.refusals[worker.worker_id]
@@ -232,17 +264,20 @@ class _Crew:
         Returns:
             The batch, or the error in its place, and whether it was seen to draw; None if that is known.
         """
-        with _process.alone(), self.as_worker(worker.worker_id):
+        with InterruptsHeld() as held, _process.alone(held), self.as_worker(worker.worker_id):
             if number is None:
                 number = worker.count()
             drew: bool | None = None
             said: list[Remark] = []
             if not self.serial:
-                self.tried = True
                 before = Generators()
-                outcome, error = _outcome(worker, partial(worker.run, task, number, seeded=False))
-                moved = before.moved()
-                before.restore()
+                try:
+                    with held.let():
+                        outcome, error = _outcome(worker, partial(worker.run, task, number, seeded=False))
+                    moved = before.moved()
+                finally:
+                    before.restore()
+                self.tried = True
                 drew = bool(moved)
                 if moved and isinstance(task, StreamTask):
                     said.append(_stream_remark(moved))
@@ -251,7 +286,8 @@ class _Crew:
                     how = "batches are computed one at a time from now on"
                     said.append(drawing_remark(moved, 'executor="thread"', how))
             if self.serial:
-                outcome, error = _outcome(worker, partial(worker.run_inline, task, number))
+                with held.let():
+                    outcome, error = _outcome(worker, partial(worker.run_inline, task, number))
             remarks[:] = said + worker.remarks  # not added: after an interrupt its turn comes again
         try:
             return outcome, error, drew
@@ -260,19 +296,20 @@ class _Crew:
 
     def compute_here(self, future: Future) -> None:
         """Compute a waiting job in the caller's thread: to try whether it draws, or since it does."""
-        job = None
-        try:
-            with _process.changed:
+        with InterruptsHeld() as held:
+            with _process.lock:
                 job = next((one for one in self.waiting if one.future() is future), None)
                 if job is None:  # a thread has taken it just now
                     return
                 self.waiting.remove(job)
-            self._try(job, future, self.workers[job.worker or 0])
-        except BaseException:  # interrupted: its turn comes again
-            with _process.changed:
-                if job is not None and job not in self.waiting and not future.done():
-                    self.waiting.appendleft(job)
-            raise
+            try:
+                with held.let():
+                    self._try(job, future, self.workers[job.worker or 0])
+            finally:
+                if not future.done():  # interrupted: its turn comes again
+                    with _process.lock:
+                        self.waiting.appendleft(job)
+                        _process.tell()
 
     def _try(self, job: _Job, future: Future, worker: Worker) -> None:
         refusal = self.refusals[worker.worker_id]
@@ -298,50 +335,55 @@ class _Crew:
         """Let the threads end as soon as what they are computing is done."""
         if os.getpid() != self._owner:  # a forked child has none of them, and perhaps a lock that nobody will release
             return
-        with _process.changed:
+        with InterruptsHeld(), _process.lock:
             self.closed = True
             self.waiting.clear()
-            _process.changed.notify_all()
+            _process.tell()
 
 
 class _ThreadPool(Pool):
+    _crew: _Crew | None = None
+
     def __init__(self, work: Work, workers: int) -> None:
         self.work = work
         self.workers = workers
-        self._crew = _Crew(work, workers)
-        _crews.add(self._crew)
+        crew = self._crew = _Crew(work, workers)
+        _crews.add(crew)
         _prepare_process()
         with callers_generators_kept():  # the user's hooks tend to seed them
+            # Threads that are no daemons would keep the interpreter from ending while a pool lives.
             for worker in range(workers):
-                # Threads that are no daemons would keep the interpreter from ending while a pool lives.
-                threading.Thread(target=self._crew.serve, args=(worker,), name=f"{_NAME}{worker}", daemon=True).start()
-            with _process.changed:
-                _process.changed.wait_for(lambda: len(self._crew.refusals) == workers)
+                thread = threading.Thread(target=crew.serve, args=(worker,), name=f"{_NAME}{worker}", daemon=True)
+                with InterruptsHeld():
+                    thread.start()
+            _process.wait_for(lambda: len(crew.refusals) == workers)
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
+        assert self._crew is not None
         future = Future(-1 if worker is None else worker)
-        with _process.changed:
+        with _process.lock:
             waiting = self._crew.waiting
             for job in [job for job in waiting if job.future() is None]:  # of a pass that was abandoned
                 waiting.remove(job)
             waiting.append(_Job(task, weakref.ref(future), worker))
-            _process.changed.notify_all()
+            _process.tell()
         return future
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         crew = self._crew
+        assert crew is not None
         # A loader inside a worker's dataset cannot count on threads: they may have to wait for that worker.
         if crew.serial or not crew.tried or _here.computing or _here.alone:
             crew.compute_here(futures[0])
-        with _process.changed:
-            return _process.changed.wait_for(lambda: any(future.done() for future in futures), timeout_s)
+        return _process.wait_for(lambda: any(future.done() for future in futures), timeout_s)
 
     @property
     def owed(self) -> int:
-        return len(self._crew.waiting)
+        return 0 if self._crew is None else len(self._crew.waiting)
 
     def close(self) -> None:
-        self._crew.close()
+        if self._crew is not None:
+            self._crew.close()
 
 
 def _where(worker_id: int) -> str:
@@ -349,11 +391,18 @@ def _where(worker_id: int) -> str:
 
 
 def _outcome(worker: Worker, compute: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what a computation returned or raised; a stream's collate_fn that raises StopIteration ends the stream."""
+    """Return what a computation returned or raised; a stream's collate_fn that raises StopIteration ends the stream.
+
+    An interrupt of the caller's own thread is not the batch's.
+    """
     try:
         return compute(), None
     except StopIteration:
         return worker.end_stream(), None
+    except KeyboardInterrupt as error:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        return None, error
     except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
         locate(error, _where(worker.worker_id))
         return None, error

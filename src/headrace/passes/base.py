@@ -61,6 +61,7 @@ class Pass(Observer, ABC):
             raise StateMismatch(
                 'state["rank_local"] is empty: it was changed by hand, or saved by another kind of loader.'
             )
+        self._facts = self._schedule.facts()  # now: the process group may be gone when a state is asked for
         self.__dict__.pop("_base", None)
         self._count = 0  # batches delivered since
         # Tasks done without a gap, counted from the start, and those done beyond one.
@@ -73,12 +74,24 @@ class Pass(Observer, ABC):
     @cached_property
     def _base(self) -> State:
         """The state at the start; not worked out before it is asked for, since describing an order may take long."""
-        return self._schedule.state_at(self.start.epoch, self.start.samples, self.start.rank_local)
+        return self._schedule.state_at(self.start, self._facts)
 
     @property
     def resumed(self) -> bool:
         """Whether the pass goes on in the middle of an epoch."""
         return bool(self.start.samples or self.local)
+
+    def _moves(self) -> bool:
+        """Go over to the epoch that was set since `iter()`, as Lightning does; tell whether one was.
+
+        A state that was loaded since is for the next pass: it may have another seed.
+        """
+        schedule = self._schedule
+        if self.start is schedule.start or not schedule.start.chosen or self._facts != schedule.facts():
+            return False
+        self._begin()
+        schedule.latest = self
+        return True
 
     def delivering(self, delivered: Delivered) -> None:
         """Count a batch; one that comes again, after an interrupt, has been counted."""

@@ -38,16 +38,8 @@ class PlanPass(Pass):
         return (PlanTask(epoch, step, cursor) for step in (left if done else range(first, self.steps)))
 
     def revised(self) -> Iterator[Task] | None:
-        """Return other tasks if the epoch was set between `iter()` and the first batch, as Lightning does.
-
-        A state that was loaded since is for the next pass: it may have another seed.
-        """
-        schedule = self._schedule
-        if self.start is schedule.start or not schedule.start.chosen or schedule.resolved_seed() != self._plan.seed:
-            return None
-        self._begin()
-        schedule.latest = self
-        return self.tasks()
+        """Return other tasks if the epoch was set between `iter()` and the first batch."""
+        return self.tasks() if self._moves() else None
 
     def delivering(self, delivered: Delivered) -> None:
         """Advance the epoch with its last batch: who stops there has finished it."""

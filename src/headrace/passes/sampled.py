@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -110,21 +111,39 @@ class SamplerPass(Pass):
             self._drawn[number] = copy.deepcopy(self._stateful.state_dict())
             yield task
 
+    def revised(self) -> None:
+        """Take the number of the epoch that was set between `iter()` and the first batch; what is drawn stays.
+
+        A pass in the middle of an epoch has drawn the rest of that one, which is not the other epoch: it stays.
+        """
+        if not self.resumed:
+            self._moves()
+
     def delivering(self, delivered: Delivered) -> None:
-        """Count a batch and its samples."""
+        """Count a batch and its samples; advance the epoch with the last: who stops there has finished it."""
         before = self._done
         if not self._counted(delivered):
             self._samples += delivered.samples
         super().delivering(delivered)
         for number in range(before - 1, self._done - 1):
             self._drawn.pop(number, None)
+        if self._all_done():
+            self._schedule.finish(self.start)
+
+    @cached_property
+    def _batches(self) -> int:
+        """How many batches the epoch has, -1 if nobody knows; asked when the sampler has begun, and may know."""
+        try:
+            return self._length()
+        except Exception:  # noqa: BLE001 - torch does not ask; the end shows when it comes
+            return -1
+
+    def _all_done(self) -> bool:
+        return self.behind + self._done == self._batches
 
     def _reached(self) -> State:
-        try:
-            if self.behind + self._done == self._length():
-                return self._at(1, 0)
-        except (TypeError, NotImplementedError):  # a sampler without a length; its end shows when it comes
-            pass
+        if self._all_done():
+            return self._at(1, 0)
         if not self._packed:
             shared, own = self._began
             self._packed = packed((shared.packed(), own))

@@ -1,12 +1,16 @@
 """Passes over an iterable dataset."""
 
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
 from headrace.delivery.reader import Delivered
 from headrace.errors import whole_number
 from headrace.interrupts import InterruptsHeld
 from headrace.passes.base import Pass, packed, unpacked
 from headrace.plan.state import State
 from headrace.schedule import Schedule
-from headrace.types import StreamStart
+from headrace.types import StreamStart, StreamTask, Task
 
 
 class StreamPass(Pass):
@@ -18,16 +22,17 @@ class StreamPass(Pass):
     Args:
         schedule: Whose epoch is read.
         workers: How many copies there are.
+        batches: What the loader samples from: items, or lists of as many as a batch has samples.
 
     Attributes:
+        stream: The number of the pass, which keys what it draws where there is no seed.
         starts: Where each worker begins.
         first_worker: Whose turn it is.
         base_seed: Torch's seed of the workers, if they have one.
     """
 
-    def __init__(self, schedule: Schedule, workers: int) -> None:
-        self.starts = [StreamStart()] * max(workers, 1)
-        self.first_worker = 0
+    def __init__(self, schedule: Schedule, workers: int, batches: Iterable[Any]) -> None:
+        self._workers, self._batches = workers, batches
         self.base_seed: int | None = None
         world = schedule.world()
         super().__init__(
@@ -38,6 +43,12 @@ class StreamPass(Pass):
             num_workers=workers,
             split=schedule.splits_stream(),
         )
+
+    def _begin(self) -> None:
+        self.starts = [StreamStart()] * max(self._workers, 1)
+        self.first_worker = 0
+        self._saved_stream = 0
+        super()._begin()
         self._samples = self.start.samples
         self._reached_by = list(self.starts)
         self._next = self.first_worker
@@ -50,8 +61,22 @@ class StreamPass(Pass):
         ]
         last = len(self.starts) - 1
         self.first_worker = whole_number("next_worker", self.local["next_worker"], high=last)
-        if self.local["base_seed"] is not None:
+        self._saved_stream = whole_number("stream", self.local["stream"], low=1)
+        if not self._schedule.keys_stream():
             self.base_seed = whole_number("base_seed", self.local["base_seed"])
+
+    def tasks(self) -> Iterator[Task]:
+        """Begin a stream and return its tasks, without end."""
+        self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
+        return map(partial(StreamTask, self.stream, self.start.epoch), iter(self._batches))
+
+    def revised(self) -> Iterator[Task] | None:
+        """Return other tasks if the epoch was set between `iter()` and the first batch and makes another stream.
+
+        One that is neither keyed by the epoch nor gone on with is read already, and has no other beginning.
+        """
+        another = self.resumed or self._schedule.keys_stream()
+        return self.tasks() if self._moves() and another else None
 
     def delivering(self, delivered: Delivered) -> None:
         """Count a batch of a worker's, once."""
@@ -78,4 +103,11 @@ class StreamPass(Pass):
             (one.batches, one.read, "" if one.state is None else packed(one.state, self._schedule.dataset))
             for one in self._reached_by
         ]
-        return self._at(0, self._samples, starts=starts, next_worker=self._next % len(starts), base_seed=self.base_seed)
+        return self._at(
+            0,
+            self._samples,
+            starts=starts,
+            next_worker=self._next % len(starts),
+            stream=self.stream,
+            base_seed=self.base_seed,
+        )
