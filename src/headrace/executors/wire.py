@@ -36,6 +36,9 @@ _COUNT = struct.Struct("<Q")
 EMPTY_FRAME = _COUNT.pack(0)
 """A frame without parts: a word from a worker that is no answer."""
 
+_JOINED_BYTES = 2**16
+"""Messages up to this size are sent in one piece."""
+
 _SPARE_AFTER = 64
 """After how many tasks slots are dropped that none of them needed: they were for batches that the user held."""
 
@@ -197,7 +200,10 @@ def hang_up(end: socket.socket) -> None:
 
 def frame(parts: Sequence[memoryview]) -> list[memoryview]:
     """Put the number of parts and their lengths in bytes before the parts."""
-    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(len(part)) for part in parts)
+    sizes = [*map(len, parts)]
+    head = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
+    if sum(sizes) <= _JOINED_BYTES:  # to wake the other side once for each would cost more than the copy
+        return [memoryview(b"".join((head, *parts)))]
     return [memoryview(head), *(part for part in parts if len(part))]
 
 
