@@ -194,6 +194,7 @@ def on_ray() -> None:
     noisy = Noisy(load()[0])
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 0}
     here = _bits(DataLoader(noisy, **options))
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else they start on what other processes leave of the CPUs
     # Ray's sockets lie in its folder, and their paths must be short. The folder has its logs, too, and goes with them.
     place = "/tmp" if os.path.isdir("/tmp") else None
     with tempfile.TemporaryDirectory(prefix="headrace-", dir=place, ignore_cleanup_errors=True) as folder:
