@@ -1,8 +1,13 @@
 """The documents speak of what is there."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
+
+import pytest
+
+import headrace
 
 TESTS = Path(__file__).parent
 FAILURES = TESTS.parent / "docs" / "failures.md"
@@ -19,3 +24,44 @@ def test_every_failure_names_tests_that_exist() -> None:
                 one.name for one in ast.walk(ast.parse((TESTS / file).read_text())) if isinstance(one, ast.FunctionDef)
             }
             assert not test or test in functions, f"{file} has no {test}"
+
+
+PAGES = [TESTS.parent / "README.md", *sorted((TESTS.parent / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_passes_arguments_that_exist(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    calls = [node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)]
+    for call in calls:
+        ours = getattr(headrace, call.func.id, None) if isinstance(call.func, ast.Name) else None
+        if ours is not None:
+            given = {keyword.arg for keyword in call.keywords}
+            assert given <= inspect.signature(ours).parameters.keys(), ast.unparse(call)
+
+
+def test_the_cluster_page_names_options_that_exist() -> None:
+    """Also outside of code blocks, and for every argument of the loader that people come from."""
+    text = (TESTS.parent / "docs" / "cluster.md").read_text()
+    named = {name for given in re.findall(r"RayExecutor\(([^)]*)\)", text) for name in re.findall(r"(\w+)=", given)}
+    assert named
+    assert named <= inspect.signature(headrace.RayExecutor).parameters.keys()
+    rows = re.findall(r"^\| (`.+?) \| (`\w+|the same)", text, re.MULTILINE)
+    theirs = [name for left, right in rows if right == "the same" for name in re.findall(r"`(\w+)`", left)]
+    theirs += [right.strip("`") for _, right in rows if right != "the same"]
+    assert len(theirs) >= 11
+    assert set(theirs) <= inspect.signature(headrace.DataLoader).parameters.keys()
+
+
+def test_figures_do_not_depend_on_where_samples_are_made() -> None:
+    text = (TESTS.parent / "docs" / "cluster.md").read_text()
+    figures = re.findall(r"\| (0\.\d+) \| (0\.\d+) \|$", text, re.MULTILINE)
+    assert len(figures) == 9
+    for form in range(0, 9, 3):
+        assert len(set(figures[form : form + 3])) == 1

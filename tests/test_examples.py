@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from launch import RANK
 from waiting import wait_until
@@ -17,11 +18,11 @@ DDP = EXAMPLES / "ddp.py"
 LIMIT_S = 120
 
 
-def start(script: Path, size: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start a script on several ranks, in a folder of its own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+def start(script: Path, size: int | None, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a script in a folder of its own, on so many ranks, or as it is if that is None."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", str(RANK)]
     return subprocess.Popen(
-        [*command, str(RANK), str(script), *arguments],
+        [sys.executable, *(launcher if size else []), str(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,5 +65,31 @@ def test_ddp_resume_ends_with_the_weights_of_a_run_that_was_not_killed(tmp_path:
     assert weights == undisturbed
 
 
-def test_ddp_is_short() -> None:
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [("ray_single.py", None), ("ray_data_parallel.py", None), ("ray_ddp.py", 2)])
+def test_where_samples_are_made_changes_no_digit(
+    name: str, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    runs = [
+        start(EXAMPLES / name, size, tmp_path, "--epochs", "2", "--executor", executor)
+        for executor in ("inline", "ray")
+    ]
+    printed = []
+    for run in runs:
+        out, err = run.communicate(timeout=LIMIT_S)
+        assert run.returncode == 0, out + err
+        ((accuracy, loss),) = re.findall(r"^accuracy (\S+), loss (\S+), \d+\.\d s$", out, re.MULTILINE)
+        printed.append((accuracy, loss))
+        assert ("no GPU here" in out) == ("data_parallel" in name and not torch.cuda.is_available())
+    assert printed[0] == printed[1]
+    assert float(printed[0][0]) > 0.5, "it learns"
+
+
+def test_examples_are_short() -> None:
     assert len(DDP.read_text().splitlines()) < 60
+    for script in EXAMPLES.glob("ray_*.py"):
+        assert len(script.read_text().splitlines()) < 90

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headrace.cli import demo, launch
 
-LIMIT_S = 120
+LIMIT_S = 240
 
 TRAINING: list[dict[str, Any]] = [
     {"headrace": "data", "training": 10, "test": 5},
@@ -22,17 +22,24 @@ TRAINING: list[dict[str, Any]] = [
     {"headrace": "test", "correct": 5, "counted": 5, "distinct": 5},
     {"headrace": "balanced", "data": [1, 9], "first": [[2, 2], [2, 2]], "batches": 4, "spread": 0},
 ]
+RAY: dict[str, Any] = {"headrace": "ray", "steps": 9, "kill_step": 4, "died": 1, "here": "b", "there": "b"}
 _DATA, _FIRST, SECOND, TEST, BALANCED = range(5)
 
 
 def told(
-    monkeypatch: pytest.MonkeyPatch, training: list[dict[str, Any]], digests: tuple[str, ...] = ("d", "d", "d")
+    monkeypatch: pytest.MonkeyPatch,
+    training: list[dict[str, Any]],
+    digests: tuple[str, ...] = ("d", "d", "d"),
+    **ray: Any,
 ) -> None:
     """Put facts in the place of running ranks."""
 
     def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
         if arguments[0] == "train":
             return training
+        if arguments[0] == "ray":
+            assert size == 1
+            return [RAY | ray]
         assert arguments == ("digest", "10")
         fact = {"headrace": "digest", "batch_size": 6 // size, "steps": 2, "samples": 10, "digest": digests[size - 1]}
         return [fact]
@@ -51,9 +58,9 @@ def test_true_facts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, TRAINING)
     code, text = run_demo()
     assert code == 0
-    assert text.count(": yes") == 7
+    assert text.count(": yes") == 8
     assert "NO" not in text
-    assert "All 7 claims held." in text
+    assert "All 8 claims held." in text
 
 
 @pytest.mark.parametrize(
@@ -84,6 +91,14 @@ def test_unequal_digests_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = run_demo()
     assert code == 1
     assert "1, 2 and 3 ranks give equal digests: NO" in text
+
+
+@pytest.mark.parametrize("change", [{"there": "c"}, {"died": 0}])
+def test_other_bits_on_ray_or_no_death_fail(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, TRAINING, **change)
+    code, text = run_demo()
+    assert code == 1
+    assert "not one bit is another: NO" in text
 
 
 def test_failing_ranks_fail_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +146,7 @@ def test_the_real_demo(tmp_path: Path) -> None:
     text = done.stdout
     assert done.returncode == 0, text + done.stderr
     assert not done.stderr
-    assert "All 7 claims held." in text
+    assert "All 8 claims held." in text
     assert ": NO" not in text
     accuracy = re.search(r"accuracy: ([\d.]+)% \((\d+) of 359 counted\)", text)
     assert accuracy is not None
@@ -145,6 +160,7 @@ def test_the_real_demo(tmp_path: Path) -> None:
     digests = re.findall(r"^ +(\d) +(\d+) +60 +2876 +([0-9a-f]{24})", text, re.MULTILINE)
     assert [(int(ranks), int(batch_size)) for ranks, batch_size, _ in digests] == [(1, 48), (2, 24), (3, 16)]
     assert len({digest for _, _, digest in digests}) == 1
+    assert re.search(r"^ +on Ray +60 +[1-9]", text, re.MULTILINE)
     assert not list(tmp_path.iterdir()), "temporary files left behind"
 
 

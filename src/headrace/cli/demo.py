@@ -1,4 +1,4 @@
-"""`headrace demo`: two ranks train on real digits; what they read is checked against what headrace claims."""
+"""`headrace demo`: ranks train on real digits, Ray loses a worker; what was read is checked against what is claimed."""
 
 import importlib.util
 import sys
@@ -24,12 +24,11 @@ def run_demo(console: Console) -> int:
     """Run the demonstration and return its exit code: 0 if every claim held.
 
     Raises:
-        MissingExtra: scikit-learn, which brings the digits, is not installed.
+        MissingExtra: Ray, or scikit-learn, which brings the digits, is not installed.
     """
-    if importlib.util.find_spec("sklearn") is None:
-        raise MissingExtra(
-            'the demo trains on the digits in scikit-learn, which is not installed: pip install "headrace[demo]"'
-        )
+    for module, what in (("sklearn", "trains on the digits in scikit-learn"), ("ray", "runs an epoch on Ray")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(f'the demo {what}, which is not installed: pip install "headrace[demo]"')
     started = time.monotonic()
     claims = Claims(console)
     try:
@@ -42,6 +41,8 @@ def run_demo(console: Console) -> int:
         console.print(f"\nStarting {', '.join(map(str, WORLDS[:-1]))} and {WORLDS[-1]} ranks, one run each")
         runs = [_named(run_ranks(size, "digest", str(data["training"])), "digest")[0] for size in WORLDS]
         show_digests(claims, WORLDS, runs)
+        console.print("\nStarting Ray on this machine, with two workers, which takes ten seconds or more")
+        show_ray(claims, *_named(run_ranks(1, "ray"), "ray"))
     except JobFailed as error:
         print(f"headrace demo: the ranks failed.\n{error}", file=sys.stderr)
         return 1
@@ -142,6 +143,23 @@ def show_digests(claims: Claims, worlds: Sequence[int], runs: Sequence[Fact]) ->
     claims.console.print(table)
     names = ", ".join(map(str, worlds[:-1])) + f" and {worlds[-1]}"
     claims.check(f"{names} ranks give equal digests", len({run["digest"] for run in runs}) == 1)
+
+
+def show_ray(claims: Claims, fact: Fact) -> None:
+    """Print the digests of an epoch that was made in one process, and on Ray, which lost a worker on the way."""
+    claims.heading(
+        f"One epoch with random noise on the images: here; and on Ray, a worker killed at step {fact['kill_step']}"
+    )
+    table = Table("made", "steps", "workers that died", "sha256 of every bit of every batch", box=None)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    table.add_row("here", str(fact["steps"]), "", fact["here"][:24])
+    table.add_row("on Ray", str(fact["steps"]), str(fact["died"]), fact["there"][:24])
+    claims.console.print(table)
+    claims.check(
+        "a Ray worker was killed in the middle, and not one bit is another",
+        fact["died"] >= 1 and fact["here"] == fact["there"],
+    )
 
 
 def _named(facts: Sequence[Fact], name: str) -> list[Fact]:

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import signal
 import sys
+import tempfile
 from collections import Counter
 from datetime import timedelta
 from itertools import zip_longest
@@ -13,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from headrace.cli.launch import tell
+from headrace.executors import RayExecutor
 from headrace.loader import DataLoader
 from headrace.plan import Balanced
 
@@ -24,6 +27,8 @@ BATCH_SIZE = 24
 CLASSES = 10
 GLOBAL_BATCH = 48
 DIGEST_EPOCHS = 2
+RAY_WORKERS = 2
+KILL_STEP = 20
 
 
 def main() -> None:
@@ -34,6 +39,8 @@ def main() -> None:
     try:
         if task == "train":
             train()
+        elif task == "ray":
+            on_ray()
         else:
             digest(int(arguments[0]))
     finally:
@@ -160,6 +167,56 @@ def digest(length: int) -> None:
             steps += 1
             samples += len(batch)
     _tell("digest", batch_size=loader.batch_size, steps=steps, samples=samples, digest=sha.hexdigest())
+
+
+class Noisy(Dataset[Any]):
+    """Training images under noise that is drawn anew for each, and which process drew it.
+
+    Args:
+        training: The images.
+    """
+
+    def __init__(self, training: TensorDataset) -> None:
+        self.training = training
+
+    def __len__(self) -> int:
+        return len(self.training)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor, int]:
+        _, image, label = self.training[index]
+        return index, image + 0.1 * torch.randn(image.shape), label, os.getpid()
+
+
+def on_ray() -> None:
+    """Digest an epoch that is made here, and the same one made on Ray, where a worker is killed in the middle."""
+    import ray  # noqa: PLC0415 - only this needs the extra
+
+    noisy = Noisy(load()[0])
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 0}
+    here = _bits(DataLoader(noisy, **options))
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else they start on what other processes leave of the CPUs
+    # Ray's sockets lie in its folder, and their paths must be short. The folder has its logs, too, and goes with them.
+    place = "/tmp" if os.path.isdir("/tmp") else None
+    with tempfile.TemporaryDirectory(prefix="headrace-", dir=place, ignore_cleanup_errors=True) as folder:
+        ray.init("local", num_cpus=RAY_WORKERS, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        try:
+            loader = DataLoader(noisy, num_workers=RAY_WORKERS, executor=RayExecutor(idle_s=0), **options)
+            there = _bits(loader, KILL_STEP)
+            died = loader.stats().restarts
+        finally:
+            ray.shutdown()
+    _tell("ray", steps=len(loader), kill_step=KILL_STEP, died=died, here=here, there=there)
+
+
+def _bits(loader: DataLoader[Any], kill_step: int | None = None) -> str:
+    """Digest every bit of an epoch, and on the way kill the process that made the batch of one step."""
+    sha = hashlib.sha256()
+    for step, (*tensors, processes) in enumerate(loader):
+        for tensor in tensors:
+            sha.update(tensor.numpy().tobytes())
+        if step == kill_step:
+            os.kill(int(processes[0]), signal.SIGKILL)
+    return sha.hexdigest()
 
 
 def gather(value: Any) -> list[Any]:
