@@ -41,7 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def ray_here() -> Iterator[None]:
     """Start one Ray for all tests."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # workers must be able to import what tests hand them
+    # Workers must be able to import what tests hand them; and they are to start as fast as can be.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    )
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - that is its name
     ray = pytest.importorskip("ray")
     ray.init("local", num_cpus=8, include_dashboard=False, logging_level="WARNING", log_to_driver=False)
     yield

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 from torch.utils.data import Dataset, StackDataset, Subset
 
 from headrace.errors import note
@@ -226,8 +225,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _seeds(keys: Keys, count: int) -> list[list[int]]:
-    words: list[list[int]] = sample_seeds(keys.seed, keys.epoch, np.asarray(keys.numbers[:count])).tolist()
-    return words
+    return sample_seeds(keys.seed, keys.epoch, keys.numbers[:count])
 
 
 def fetches_in_bulk(dataset: Any) -> bool:

@@ -9,7 +9,6 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import worker as torch_worker
@@ -18,7 +17,7 @@ from headrace.data import Deferred, built
 from headrace.errors import note
 from headrace.fetch import Fetcher
 from headrace.gather import NOT_GATHERED, Allocate, gather, knows, no_memory, rows_of
-from headrace.plan.keys import batch_seeds, generator_seeds, key
+from headrace.plan.keys import batch_seeds, generator_seeds_at, key
 from headrace.plan.plan import Plan
 from headrace.randomness import (
     COLLATION,
@@ -309,7 +308,7 @@ class Worker:
     def _collate(self, data: Any, samples: Any, keys: Keys, seeded: bool, task: PlanTask | None = None) -> Any:
         here.place = COLLATION
         if seeded:
-            seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]).tolist())
+            seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
         try:
             return self.work.collate_fn(data if self.work.batched else data[0])
         except Exception as error:
@@ -357,7 +356,7 @@ class Worker:
         self._stream_key = under.low
         if words is not None:
             if seeded:
-                seed_from_words(generator_seeds(under, np.array([self.worker_id]))[0].tolist())
+                seed_from_words(generator_seeds_at(under, self.worker_id))
             if callable(getattr(dataset, "set_epoch", None)):
                 dataset.set_epoch(epoch)
         # Dealt streams are read again: what lies between a rank's samples is in no state.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from headrace.plan import keys
-from headrace.plan.keys import Key, generator_seeds, hash64, key, mix, uniforms
+from headrace.plan.keys import Key, generator_seeds, generator_seeds_at, hash64, key, mix, uniforms
 
 UNLIKELY = 1e-4
 COUNTERS = np.random.default_rng(0).integers(0, 2**64, 4096, dtype=np.uint64)
@@ -164,3 +164,9 @@ def test_the_stream_is_frozen() -> None:
         [12184150613608552655, 14499822463707694591, 3601053918],
         [1230506868260872465, 8882386041359353197, 3299412785],
     ]
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.builds(Key, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), st.integers(0, 2**61))
+def test_one_position_alone_has_the_seeds_that_it_has_among_others(under: Key, position: int) -> None:
+    assert generator_seeds_at(under, position) == generator_seeds(under, np.array([position]))[0].tolist()

@@ -398,12 +398,14 @@ def test_seeds_belong_to_positions() -> None:
     """Not to a world, batch size, step or sample; those of samples and batches are unrelated."""
     plan = Plan(Shuffled(), 40, 8, World(1, 2), seed=3)
     positions = plan.positions(1, 1)
-    seeds = sample_seeds(plan.seed, 1, positions)
+    seeds = np.array(sample_seeds(plan.seed, 1, positions.tolist()), np.uint64)
     assert seeds.shape == (8, 3)
-    np.testing.assert_array_equal(sample_seeds(3, 1, positions[2:3]), seeds[2:3])
-    assert batch_seeds(plan.seed, 1, int(positions[0])).shape == (3,)
-    others = [sample_seeds(plan.seed, 2, positions), sample_seeds(4, 1, positions)]
-    batches = np.stack([batch_seeds(plan.seed, epoch, position) for epoch in (0, 1) for position in range(40)])
+    np.testing.assert_array_equal(np.array(sample_seeds(3, 1, positions[2:3].tolist()), np.uint64), seeds[2:3])
+    assert len(batch_seeds(plan.seed, 1, int(positions[0]))) == 3
+    others = [np.array(sample_seeds(*at, positions.tolist()), np.uint64) for at in ((plan.seed, 2), (4, 1))]
+    batches = np.array(
+        [batch_seeds(plan.seed, epoch, position) for epoch in (0, 1) for position in range(40)], np.uint64
+    )
     words = np.concatenate([seeds, *others, batches])
     assert len(np.unique(words)) == words.size
 
@@ -412,10 +414,8 @@ def test_the_stream_is_frozen() -> None:
     """Other batches or seeds would change what users who resume a run read."""
     plan = Plan(Shuffled(), 1000, 4, World(1, 3), seed=42)
     assert plan.batch(5, 7).tolist() == [373, 2, 999, 617]
-    assert sample_seeds(plan.seed, 5, np.array([7])).tolist() == [
-        [15473986552982350076, 16577420370304795530, 565873775]
-    ]
-    assert batch_seeds(plan.seed, 5, 7).tolist() == [14003719808244371154, 10824820922316942293, 59394605]
+    assert sample_seeds(plan.seed, 5, [7]) == [[15473986552982350076, 16577420370304795530, 565873775]]
+    assert batch_seeds(plan.seed, 5, 7) == [14003719808244371154, 10824820922316942293, 59394605]
     assert plan.substitutes(5, 7) == [526, 402, 58, 361, 638, 329, 250, 724]
     assert Plan(Subset(range(0, 90, 9), shuffle=True), 90, 10).batch(0, 0).tolist() == [
         45,

@@ -135,7 +135,10 @@ class Actor:
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             note(error, "while unpickling the dataset, collate_fn and worker_init_fn")
             if isinstance(error, ImportError):
-                note(error, 'workers must have what the rank imports: RayExecutor(runtime_env={"py_modules": [...]})')
+                note(
+                    error,
+                    'workers must be able to import what the rank does: ray.init(runtime_env={"py_modules": [...]})',
+                )
             return begun._replace(failure=Failure.of(error, where))
         self._ends = _reach(setup)
         self._ring = Ring(self._ends[1] if self._ends else None)

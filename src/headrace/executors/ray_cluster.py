@@ -163,6 +163,14 @@ class Head:
             self.answers()
         return self._asked_s - self._seen_s > _LOST_S
 
+    @property
+    def obituary(self) -> str:
+        """What to say of its loss."""
+        return (
+            f"the head of the Ray cluster, {self.address}, has not answered for some time. Ray ends processes that it has "
+            "left alone for 60 s: save what you need."
+        )
+
     def answers(self) -> bool:
         """Tell whether it answers now. Where it does not, whatever Ray is asked about the cluster takes a minute."""
         self._asked_s = time.monotonic()

@@ -48,7 +48,9 @@ class Peer:
         task_s: What a task takes it, in seconds.
         heard_s: When it answered last, or was given a task when it had none.
         suspect: Whether a task of its is overdue.
-        small: Whether its last batch came along with the answer.
+        credit: How many tasks it may have: few, unless they are short.
+        bundle: How many of them go into one call: several if they are short and their batches small.
+        writes: Whether its socket had no room for all that it was sent.
         to_send: What it was given just now, on its way.
     """
 
@@ -64,7 +66,8 @@ class Peer:
         self.begun: Begun | None = None
         self.up = self.suspect = False
         self.task_s = self.heard_s = 0.0
-        self.small = False
+        self.credit, self.bundle = CREDIT, 1
+        self.writes = False
         self._ages = ages
 
     def hear(self, parts: list[bytearray]) -> None:
@@ -90,19 +93,14 @@ class Peer:
     def pace(self, task_s: float, small: bool) -> None:
         """Note what a task took, in seconds, and whether its batch came along with the answer."""
         self.task_s += 0.25 * (task_s - self.task_s) if self.task_s else task_s
-        self.small = small
+        each = max(self.task_s, 1e-6)
+        self.credit = int(min(max(CREDIT, BUSY_S / each), _MOST_CREDIT))
+        self.bundle = int(min(max(1, BUSY_S / CREDIT / each), _MOST_BUNDLE)) if small else 1
 
     @property
-    def free(self) -> bool:
-        """Whether it may have another task: it has few, or they are short."""
-        return len(self.unanswered) < (min(max(CREDIT, BUSY_S / self.task_s), _MOST_CREDIT) if self.task_s else CREDIT)
-
-    @property
-    def bundle(self) -> int:
-        """How many tasks go into one call: several where they are short and their batches small."""
-        if self.wire is not None or not self.small or not self.task_s:
-            return 1
-        return int(min(max(1, BUSY_S / CREDIT / self.task_s), _MOST_BUNDLE))
+    def load(self) -> tuple[bool, int]:
+        """What the worker that gets the next task has the least of."""
+        return self.suspect, len(self.unanswered)
 
     def __str__(self) -> str:
         where = "" if self.begun is None else f" (pid {self.begun.pid} on {self.begun.host})"

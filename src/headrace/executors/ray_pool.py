@@ -58,10 +58,6 @@ class Settings(NamedTuple):
     idle_s: float
 
 
-def _load(peer: Peer) -> tuple[bool, int]:
-    return peer.suspect, len(peer.unanswered)
-
-
 class RayPool(Pool):
     """Running actors of one rank.
 
@@ -86,6 +82,7 @@ class RayPool(Pool):
         self._started_s = self._looked_s = time.monotonic()
         self._few_told = False
         self._peers: list[Peer] = []
+        self._wires: list[Wire] = []
         self._lender = Lender()
         self._shelf = Shelf(spare=2 * workers)
         keep_freed_memory()
@@ -181,6 +178,7 @@ class RayPool(Pool):
         if ends is not None:
             peer.wire = Wire(*ends, peer.hear)
             self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
+            self._wires.append(peer.wire)
             peer.up = True
 
     def _lose(self, peer: Peer, error: BaseException | None, at_fault: bool = True) -> None:
@@ -221,6 +219,7 @@ class RayPool(Pool):
             if peer.wire.open:
                 self._selector.unregister(peer.wire.end)
             peer.wire.close()
+            self._wires.remove(peer.wire)
         self._door.send_away(peer.ident)
 
     def _refuse(self, refusal: "partial[NoReturn]") -> None:
@@ -239,38 +238,47 @@ class RayPool(Pool):
         """Put a task where the next worker that has too little to do finds it."""
         future = Asked(task, self._submitted, None if self.work.repeatable else worker)
         self._submitted += 1
-        with InterruptsHeld():
-            if self._refusal is not None:
-                future.resolve_later(self._refusal)
-            else:
-                self._queue.append(weakref.ref(future))
-                if len(self._queue) >= max((peer.bundle for peer in self._peers), default=1):
-                    self._deal()
+        if self._refusal is not None:
+            future.resolve_later(self._refusal)
+        else:
+            self._queue.append(weakref.ref(future))
+            self._deal()
         return future
 
     def _deal(self) -> None:
-        """Give tasks to workers that have too little to do."""
-        kept, last = [], None
+        """Give tasks to workers that have too little to do, as soon as there are enough of them for a call."""
+        peers = [peer for peer in self._peers if peer.up]
+        bundle = max([peer.bundle for peer in peers], default=1)
+        if len(self._queue) < bundle and all(peer.unanswered for peer in peers):
+            return
+        kept = []
         while self._queue:
             future = self._queue.popleft()()
             if future is None or future.done():
                 continue
-            free = [one for one in self._peers if one.up and future.bound in (None, one.worker)]
-            if future.bound is None:
-                free = [one for one in free if one.free and one not in future.holders]
-            if last in free and len(last.to_send) < last.bundle:
-                self._give(future, last)
-            elif free:
-                last = min(free, key=_load)
-                self._give(future, last)
+            peer = self._chosen(future, peers)
+            if peer is not None:
+                self._give(future, peer)
             else:
                 kept.append(weakref.ref(future))
                 if future.bound is None:
                     break
         self._queue.extendleft(reversed(kept))
-        for peer in self._peers:
-            if peer.to_send:
-                self._send(peer)
+        self._send(peers)
+
+    def _chosen(self, future: Asked, peers: Sequence[Peer]) -> Peer | None:
+        """Return the worker that has least to do, or that a call is being made up for; None if all have enough."""
+        best: Peer | None = None
+        for peer in peers:
+            if future.bound is not None:
+                if future.bound == peer.worker:
+                    return peer
+            elif len(peer.unanswered) < peer.credit and peer not in future.holders:
+                if 0 < len(peer.to_send) < peer.bundle:
+                    return peer
+                if best is None or peer.load < best.load:
+                    best = peer
+        return best
 
     def _give(self, future: Asked, peer: Peer) -> None:
         now_s = time.monotonic()
@@ -283,20 +291,18 @@ class RayPool(Pool):
         if peer.wire is None:
             peer.to_send.append(future)
         else:
-            wires = [one.wire for one in self._peers if one.wire is not None]
             number = future.number if self.work.by_number else None
-            peer.wire.hand(future.task, number, self._lender.lend(peer.wire, len(peer.unanswered), wires))
+            peer.wire.hand(future.task, number, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
 
-    def _send(self, peer: Peer) -> None:
-        """Call an actor on another host: once for several tasks where they are short and their batches small."""
-        futures, peer.to_send = peer.to_send, []
-        size = peer.bundle
-        for first in range(0, len(futures), size):
-            some = futures[first : first + size]
-            tasks = [(one.task, one.number if self.work.by_number else None) for one in some]
-            call = peer.actor.run.options(num_returns=2).remote(tasks)
-            peer.call = call[0]
-            self._bell.tell_of(call[0], (peer, "answered", some, call[1]))
+    def _send(self, peers: Sequence[Peer]) -> None:
+        """Call actors on other hosts: once for several tasks where they are short and their batches small."""
+        for peer in peers:
+            while peer.to_send:
+                some, peer.to_send = peer.to_send[: peer.bundle], peer.to_send[peer.bundle :]
+                tasks = [(one.task, one.number if self.work.by_number else None) for one in some]
+                call = peer.actor.run.options(num_returns=2).remote(tasks)
+                peer.call = call[0]
+                self._bell.tell_of(call[0], (peer, "answered", some, call[1]))
 
     def _answered(self, peer: Peer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
@@ -337,10 +343,8 @@ class RayPool(Pool):
         if os.getpid() != self._owner:
             raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._pump(0)
         if self._queue:
-            with InterruptsHeld():
-                self._deal()
+            self._pump(0)
         while not any(future.done() for future in futures):
             if timeout_s is not None and not any(peer.up for peer in self._peers):
                 deadline = time.monotonic() + timeout_s  # to start workers has a time limit of its own
@@ -356,10 +360,10 @@ class RayPool(Pool):
     def _pump(self, timeout_s: float) -> None:
         """Move bytes and deal tasks until something happened."""
         for peer in self._peers:
-            if peer.wire is not None and peer.wire.open:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.wire.outbox else 0)
-                if self._selector.get_key(peer.wire.end).events != events:
-                    self._selector.modify(peer.wire.end, events, peer)
+            if peer.wire is not None and peer.writes != bool(peer.wire.outbox):
+                peer.writes = not peer.writes
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.writes else 0)
+                self._selector.modify(peer.wire.end, events, peer)
         ready = self._selector.select(timeout_s)
         with InterruptsHeld():
             for chosen, events in ready:
@@ -399,8 +403,8 @@ class RayPool(Pool):
         for future in list(holder.unanswered):
             others = [one for one in self._peers if one.up and not one.suspect and one not in future.holders]
             if others and len(future.holders) == 1 and not future.done():
-                self._give(future, min(others, key=_load))
-        self._deal()
+                self._give(future, min(others, key=lambda one: one.load))
+        self._send(self._peers)
 
     def _look_around(self) -> None:
         """Find out what nobody tells: workers that do not come or go on, a head that is gone."""
@@ -424,11 +428,7 @@ class RayPool(Pool):
             if peer.suspect and helped_out and now_s - peer.heard_s > _GIVEN_UP_S:
                 self._lose(peer, None, at_fault=False)
         if self._head.lost():
-            text = (
-                f"the head of the Ray cluster, {self._head.address}, has not answered for some time. Ray ends "
-                "processes that it has left alone for 60 s: save what you need."
-            )
-            self._refuse(partial(_raise_new, ClusterUnavailable, text))
+            self._refuse(partial(_raise_new, ClusterUnavailable, self._head.obituary))
 
     def _room(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._options.get("resources", {})}

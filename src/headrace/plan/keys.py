@@ -5,8 +5,10 @@ different keys. Under a key, `hash64` turns any array of counters into independe
 a function of position, whoever evaluates it.
 """
 
+import functools
 import hashlib
 import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,10 @@ Words = NDArray[np.uint64]
 
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+_ALL = 2**64 - 1
+
+_FEW = 8
+"""For so few positions numpy takes longer than Python."""
 
 
 class Key(NamedTuple):
@@ -25,6 +31,7 @@ class Key(NamedTuple):
     high: int
 
 
+@functools.lru_cache(maxsize=256, typed=True)
 def key(purpose: str, *words: int) -> Key:
     """Derive the key for one purpose from integers.
 
@@ -94,12 +101,32 @@ def generator_seeds(under: Key, positions: NDArray[np.int64]) -> Words:
     return words
 
 
-def sample_seeds(seed: int, epoch: int, positions: NDArray[np.int64]) -> Words:
-    """Return the words that seed torch, random and numpy before each sample, shape (n,) to (n, 3)."""
-    return generator_seeds(key("sample", seed, epoch), positions)
-
-
-def batch_seeds(seed: int, epoch: int, position: int) -> Words:
-    """Return the words that seed the generators before a batch is collated, by its first position, shape (3,)."""
-    words: Words = generator_seeds(key("batch", seed, epoch), np.array([position]))[0]
+def generator_seeds_at(under: Key, position: int) -> list[int]:
+    """Return what `generator_seeds` gives for one position, in a tenth of the time that numpy takes for so little."""
+    first = position * 3
+    words = [_mixed((_mixed(counter & _ALL ^ under.low) + under.high) & _ALL) for counter in range(first, first + 3)]
+    words[2] >>= 32
     return words
+
+
+def _mixed(word: int) -> int:
+    """Scramble one word as `mix` does."""
+    word ^= word >> 30
+    word = word * 0xBF58476D1CE4E5B9 & _ALL
+    word ^= word >> 27
+    word = word * 0x94D049BB133111EB & _ALL
+    return word ^ word >> 31
+
+
+def sample_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[int]]:
+    """Return the words that seed torch, random and numpy before each sample: three for each position."""
+    under = key("sample", seed, epoch)
+    if len(positions) <= _FEW:
+        return [generator_seeds_at(under, position) for position in positions]
+    words: list[list[int]] = generator_seeds(under, np.asarray(positions)).tolist()
+    return words
+
+
+def batch_seeds(seed: int, epoch: int, position: int) -> list[int]:
+    """Return the three words that seed the generators before a batch is collated, by its first position."""
+    return generator_seeds_at(key("batch", seed, epoch), position)
