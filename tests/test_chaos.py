@@ -22,7 +22,7 @@ from executors.mortal_datasets import end_process, once_more
 from headrace import DataLoader
 from rays import RAY, pids_of
 
-SOAK_S = float(os.environ.get("HEADRACE_SOAK_S", "60"))
+SOAK_S = float(os.environ.get("HEADRACE_SOAK_S", "20"))
 """How long the soak lasts, in seconds."""
 
 MEAN_S = 0.1

@@ -167,8 +167,8 @@ class Head:
     def obituary(self) -> str:
         """What to say of its loss."""
         return (
-            f"the head of the Ray cluster, {self.address}, has not answered for some time. Ray ends processes that it has "
-            "left alone for 60 s: save what you need."
+            f"the head of the Ray cluster, {self.address}, has not answered for some time. Ray ends processes that it "
+            "has left alone for 60 s: save what you need."
         )
 
     def answers(self) -> bool:

@@ -215,11 +215,11 @@ class RayPool(Pool):
 
     def _dismiss(self, peer: Peer) -> None:
         """Take no more from a worker."""
-        if peer.wire is not None:
-            if peer.wire.open:
-                self._selector.unregister(peer.wire.end)
-            peer.wire.close()
-            self._wires.remove(peer.wire)
+        wire, peer.wire = peer.wire, None
+        if wire is not None:
+            self._selector.unregister(wire.end)
+            self._wires.remove(wire)
+            wire.close()
         self._door.send_away(peer.ident)
 
     def _refuse(self, refusal: "partial[NoReturn]") -> None:
@@ -380,10 +380,9 @@ class RayPool(Pool):
 
     def _exchange(self, peer: Peer, events: int) -> None:
         """Send to a worker and read from it what its socket takes and has."""
-        assert peer.wire is not None
-        if events & selectors.EVENT_WRITE:
+        if peer.wire is not None and events & selectors.EVENT_WRITE:
             peer.wire.send()
-        if events & selectors.EVENT_READ and peer.wire.open and not peer.wire.receive():
+        if peer.wire is not None and events & selectors.EVENT_READ and not peer.wire.receive():
             self._lose(peer, None)
 
     def _hedge(self, futures: Sequence[Future]) -> None:
