@@ -40,8 +40,8 @@ _OVERDUE = 2.0
 """A batch is overdue after this time and so many times what the median batch takes."""
 
 _GIVEN_UP_S = 10.0
-"""A worker that says nothing for so long, while others do all that it has to do, is replaced; Ray takes 14 s to find
-that a node is lost."""
+"""A worker that says nothing for so long, although others have done all that it had to do, is replaced; Ray takes 14 s
+to find that a node is lost."""
 
 _FEW_S = 10.0
 """After this time it is said that not all workers have come up."""
@@ -423,8 +423,9 @@ class RayPool(Pool):
         if up:
             self._started_s = now_s if len(up) == self.workers else self._started_s
         for peer in up:
-            helped_out = all(one.done() or len(one.holders) > 1 for one in peer.unanswered)
-            if peer.suspect and helped_out and now_s - peer.heard_s > _GIVEN_UP_S:
+            # As long as nobody else has finished what it is at, that may simply take long.
+            others_did_it = all(one.done() for one in peer.unanswered)
+            if peer.suspect and others_did_it and now_s - peer.heard_s > _GIVEN_UP_S:
                 self._lose(peer, None, at_fault=False)
         if self._head.lost():
             self._refuse(partial(_raise_new, ClusterUnavailable, self._head.obituary))
