@@ -22,6 +22,7 @@ HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each 
 def _standing_helpers() -> None:
     """Start what multiprocessing keeps for ever, so that the first test to need it is not blamed."""
     resource_tracker.ensure_running()
+    forkserver.set_forkserver_preload(["headrace"])  # or each worker imports torch anew, seconds apiece
     forkserver.ensure_running()
 
 

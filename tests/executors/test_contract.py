@@ -51,7 +51,8 @@ CELLS = {
         "prefetch_factor": 3,
     },
     "process-fork-2-fetch": {"num_workers": 2, "multiprocessing_context": "fork", "fetch_threads": 3},
-    "process-spawn-2": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    # Each start takes seconds: the matrix of digests has spawned workers that do not persist.
+    "process-spawn-2": {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
     "process-forkserver-2": {
         "num_workers": 2,
         "multiprocessing_context": "forkserver",
