@@ -19,7 +19,7 @@ import headrace
 from executors.contract_datasets import Squares, refuse
 from executors.mortal_datasets import Mortal
 from headrace import ClusterUnavailable, DataLoader, Deferred, MissingExtra, RayExecutor, WorkerDied
-from headrace.executors import ray_pool
+from headrace.executors import ray_actor, ray_pool
 from headrace.executors.ray_cluster import BENCH
 from rays import RAY, ray_actors
 from waiting import wait_until
@@ -256,7 +256,7 @@ def test_a_cluster_with_little_room_gives_what_it_has(monkeypatch: pytest.Monkey
 
 @needs_ray
 def test_a_large_dataset_is_warned_about_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_pool, "LARGE_BYTES", 2**20)
+    monkeypatch.setattr(ray_actor, "LARGE_BYTES", 2**20)
     dataset = torch.utils.data.TensorDataset(torch.zeros(3, 2**18))
     with pytest.warns(UserWarning, match=r"takes 3 MiB when it is pickled.*headrace.Deferred\(factory\)"):
         assert len(list(a_loader(dataset))) == 1

@@ -6,6 +6,7 @@ import platform
 import socket
 import struct
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -18,12 +19,17 @@ from numpy.typing import NDArray
 from headrace.errors import note
 from headrace.executors.base import Failure
 from headrace.executors.serving import Server, serve
-from headrace.memory.pickling import Pickler, decode, pickle_with
+from headrace.memory.blame import culprit
+from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.types import Task
+from headrace.work import Work
 
 HELLO = struct.Struct("<QQ")
 """The first message over each socket: whose it is, and whether it is for descriptors."""
+
+LARGE_BYTES = 64 * 2**20
+"""A dataset that takes this much, pickled, is warned about."""
 
 _REACH_S = 2.0
 """How long a rank on the same host may take to accept a connection: the kernel does that for it."""
@@ -105,6 +111,32 @@ def by_value() -> type[Pickler]:
             return cloudpickle.Pickler.reducer_override(self, value)
 
     return ByValue
+
+
+def pickled(work: Work) -> list[NDArray[np.uint8]]:
+    """Return the work as bytes that workers can be made of; warn if they are many.
+
+    Raises:
+        Exception: Whatever pickle raises for work that cannot be pickled, with a note that names the culprit.
+    """
+    kind = by_value()
+    try:
+        parts = [whole(part) for part in dump(work, shared=True, kind=kind)]
+    except Exception as error:
+        error.add_note(
+            "headrace: the dataset, collate_fn and worker_init_fn must be picklable to travel to Ray's workers, "
+            f"but {culprit(work, '', error, kind)}; leave it out in __getstate__, or have the dataset built "
+            "there: headrace.Deferred(factory)"
+        )
+        raise
+    size = sum(map(len, parts))
+    if size >= LARGE_BYTES:
+        warnings.warn(
+            f"the dataset takes {size / 2**20:,.0f} MiB when it is pickled, which every worker holds a copy of. "
+            "headrace.Deferred(factory) builds it in each worker, and can read the worker's own disk or store.",
+            stacklevel=7,
+        )
+    return [np.frombuffer(part, np.uint8) for part in parts]
 
 
 class Actor:

@@ -12,25 +12,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from headrace.errors import ClusterUnavailable, WorkerDied, note
 from headrace.executors.base import Failure, Future, Pool, name_task
-from headrace.executors.ray_actor import Actor, Setup, by_value, versions
+from headrace.executors.ray_actor import Actor, Setup, pickled, versions
 from headrace.executors.ray_cluster import BENCH, Head, room
 from headrace.executors.ray_door import Door
 from headrace.executors.ray_events import Bell, Event, Fetcher
 from headrace.executors.ray_peer import Asked, Landed, Peer, end_of
 from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
 from headrace.interrupts import InterruptsHeld
-from headrace.memory.blame import culprit
-from headrace.memory.pickling import dump, whole
 from headrace.memory.slots import Shelf, keep_freed_memory
 from headrace.types import Task
 from headrace.work import Work
-
-LARGE_BYTES = 64 * 2**20
-"""A dataset that takes this much, pickled, is warned about."""
 
 _LOOK_S = 0.05
 """How often the rank looks, while it waits, whether a batch is overdue."""
@@ -94,32 +87,12 @@ class RayPool(Pool):
         if self._door.listener is not None:
             self._selector.register(self._door.listener, selectors.EVENT_READ, self._door)
         try:
-            self._payload = ray.put(self._pickled())
+            self._payload = ray.put(pickled(work))
             self._head = Head(ray)
             self._peers += [self._hire(worker) for worker in range(workers)]
         except BaseException:
             self.close()
             raise
-
-    def _pickled(self) -> list[np.ndarray[Any, Any]]:
-        kind = by_value()
-        try:
-            parts = [whole(part) for part in dump(self.work, shared=True, kind=kind)]
-        except Exception as error:
-            error.add_note(
-                "headrace: the dataset, collate_fn and worker_init_fn must be picklable to travel to Ray's workers, "
-                f"but {culprit(self.work, '', error, kind)}; leave it out in __getstate__, or have the dataset built "
-                "there: headrace.Deferred(factory)"
-            )
-            raise
-        size = sum(map(len, parts))
-        if size >= LARGE_BYTES:
-            warnings.warn(
-                f"the dataset takes {size / 2**20:,.0f} MiB when it is pickled, which every worker holds a copy of. "
-                "headrace.Deferred(factory) builds it in each worker, and can read the worker's own disk or store.",
-                stacklevel=7,
-            )
-        return [np.frombuffer(part, np.uint8) for part in parts]
 
     # What workers are there.
 
@@ -209,9 +182,13 @@ class RayPool(Pool):
                 death.__cause__ = error
                 future.fail(death)
             elif not future.holders:
-                self._queue.appendleft(weakref.ref(future))
+                self._put_back(future)
         self._peers[peer.worker] = self._hire(peer.worker, false_starts)
         self.note_restart()
+
+    def _put_back(self, future: Asked) -> None:
+        future.sent_s = 0.0
+        self._queue.appendleft(weakref.ref(future))
 
     def _dismiss(self, peer: Peer) -> None:
         """Take no more from a worker."""
@@ -334,7 +311,7 @@ class RayPool(Pool):
                 note(error, f"Ray could not bring the batch from {peer}; {self._room('object_store_memory')}")
                 future.fail(error)
             elif not future.done() and not future.holders:
-                self._queue.appendleft(weakref.ref(future))
+                self._put_back(future)
 
     # Waiting.
 
@@ -361,9 +338,9 @@ class RayPool(Pool):
         """Move bytes and deal tasks until something happened."""
         for peer in self._peers:
             if peer.wire is not None and peer.writes != bool(peer.wire.outbox):
-                peer.writes = not peer.writes
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.writes else 0)
+                events = selectors.EVENT_READ | (0 if peer.writes else selectors.EVENT_WRITE)
                 self._selector.modify(peer.wire.end, events, peer)
+                peer.writes = not peer.writes
         ready = self._selector.select(timeout_s)
         with InterruptsHeld():
             for chosen, events in ready:
