@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -300,9 +301,15 @@ def _large(samples: list[Any]) -> torch.Tensor:
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r'executor="ray" needs Ray: pip install "headrace\[ray\]"'):
         iter(a_loader(Squares(), RayExecutor()))
+
+
+def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(MissingExtra, match=r'needs Ray and its client: pip install "headrace\[ray-client\]"'):
+        iter(a_loader(Squares(), RayExecutor(address="ray://127.0.0.1:1")))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
