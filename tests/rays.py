@@ -6,6 +6,7 @@ from typing import Any
 import psutil
 
 from headrace import RayExecutor
+from headrace.executors.ray_pool import RayPool
 
 RAY = RayExecutor(num_cpus=0.5, idle_s=120)
 """What tests run on: its actors go from test to test, since each takes seconds to start."""
@@ -37,4 +38,5 @@ def ray_actors() -> list[psutil.Process]:
 def pids_of(reader: Any) -> list[int]:
     """Return the processes of a reader's actors that are up."""
     pool = getattr(reader, "_pool", None)
-    return [peer.begun.pid for peer in list(getattr(pool, "_peers", ())) if peer.up]
+    peers = list(pool._peers) if isinstance(pool, RayPool) else []
+    return [peer.begun.pid for peer in peers if peer.up and peer.begun is not None]
