@@ -28,6 +28,9 @@ from headrace.work import Work
 _LOOK_S = 0.05
 """How often the rank looks, while it waits, whether a batch is overdue."""
 
+_LOOK_AROUND_S = 1.0
+"""How often it looks for what nobody tells, and for workers that have come up."""
+
 _OVERDUE_S = 0.25
 _OVERDUE = 2.0
 """A batch is overdue after this time and so many times what the median batch takes."""
@@ -320,7 +323,7 @@ class RayPool(Pool):
         if os.getpid() != self._owner:
             raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._queue:
+        if self._queue or time.monotonic() - self._looked_s > _LOOK_AROUND_S:  # also where nothing is waited for
             self._pump(0)
         while not any(future.done() for future in futures):
             if timeout_s is not None and not any(peer.up for peer in self._peers):
@@ -352,7 +355,7 @@ class RayPool(Pool):
                     self._exchange(chosen.data, events)
             if ready and self._queue:
                 self._deal()
-            if time.monotonic() - self._looked_s > 1.0:
+            if time.monotonic() - self._looked_s > _LOOK_AROUND_S:
                 self._look_around()
 
     def _exchange(self, peer: Peer, events: int) -> None:
