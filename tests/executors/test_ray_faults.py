@@ -26,7 +26,8 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
         [sys.executable, str(JOB), name, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    # Ray tells on standard output of the nodes that it has lost, also at its very end.
+    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return found
 
 
