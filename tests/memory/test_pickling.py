@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from headrace.memory.pickling import decode, dump, encode
@@ -78,6 +79,16 @@ def test_tensors_that_share_memory_go_on_sharing_it() -> None:
     apart = through([base[:2], base[50:]])
     apart[0].fill_(7)
     assert apart[1].tolist() == list(range(50, 100))
+
+
+def test_parts_keep_alive_what_they_are_views_of_and_no_longer() -> None:
+    base = torch.arange(100)
+    memory = StorageWeakRef(base.untyped_storage())  # type: ignore[no-untyped-call]
+    parts = encode([base[10:30], base[10:14]])
+    del base
+    assert not memory.expired()  # type: ignore[no-untyped-call]
+    del parts
+    assert memory.expired()  # type: ignore[no-untyped-call]
 
 
 def test_empty_and_differently_typed_views_among_those_that_share() -> None:

@@ -40,13 +40,22 @@ class _Span(NamedTuple):
 class _Region:
     """Memory that several tensors are views of; pickled once."""
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, views: Sequence[torch.Tensor], start: int, end: int) -> None:
         self.start = start
         self.size = end - start
+        self._views = views
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        memory: Any = _at(self.start, (self.size,), (1,), 1)
+        memory: Any = _at(self._views, self.start, (self.size,), (1,), 1)
         return memoryview, (pickle.PickleBuffer(memory),)
+
+
+class _Memory:
+    """Memory at an address, for numpy, and what keeps it alive."""
+
+    def __init__(self, owner: Any, description: dict[str, Any]) -> None:
+        self._owner = owner
+        self.__array_interface__ = description
 
 
 class Pickler(pickle.Pickler):
@@ -122,7 +131,7 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     kind = kind or _kind
     stream, buffers, pickler = _dump(kind, value, {}, shared)
     regions = _overlapping(pickler.tensors)
-    if regions:  # the first pickler still keeps whatever it made, so that no address stands for something new
+    if regions:  # which keep whatever the first pickler made, so that no address stands for something new
         stream, buffers, _ = _dump(kind, value, regions, shared)
     return [stream, *([buffer.raw()] for buffer in buffers)]
 
@@ -175,8 +184,9 @@ def _overlapping(tensors: Sequence[tuple[_Span, torch.Tensor]]) -> dict[_Span, _
     regions = {}
     for cluster in clusters:
         if len(cluster) > 1:
-            region = _Region(cluster[0][0].start, max(span.end for span, _ in cluster))
-            if not _merely_interleaved([tensor for _, tensor in cluster], region.size):
+            views = [tensor for _, tensor in cluster]
+            region = _Region(views, cluster[0][0].start, max(span.end for span, _ in cluster))
+            if not _merely_interleaved(views, region.size):
                 regions.update({span: region for span, _ in cluster})
     return regions
 
@@ -186,7 +196,7 @@ def _merely_interleaved(tensors: Sequence[torch.Tensor], size: int) -> bool:
     if len(tensors) > _FEW or size <= _SPARSE * sum(tensor.nbytes for tensor in tensors):
         return False
     views = [
-        _at(one.data_ptr(), tuple(one.shape), tuple(step * one.itemsize for step in one.stride()), one.itemsize)
+        _at(one, one.data_ptr(), tuple(one.shape), tuple(step * one.itemsize for step in one.stride()), one.itemsize)
         for one in tensors
     ]
     try:
@@ -195,11 +205,13 @@ def _merely_interleaved(tensors: Sequence[torch.Tensor], size: int) -> bool:
         return False
 
 
-def _at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> np.ndarray[Any, Any]:
-    """Return memory as an array of uninterpreted items, without keeping it alive."""
+def _at(
+    owner: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int
+) -> np.ndarray[Any, Any]:
+    """Return memory of something as an array of uninterpreted items."""
     kind = "|u1" if item_bytes == 1 else f"|V{item_bytes}"
     description = {"data": (address, False), "shape": shape, "strides": strides, "typestr": kind, "version": 3}
-    return np.asarray(type("Memory", (), {"__array_interface__": description})())
+    return np.asarray(_Memory(owner, description))
 
 
 def _is_memory(tensor: torch.Tensor) -> bool:
