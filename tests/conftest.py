@@ -1,17 +1,19 @@
 """What every test is held to: nothing it started may outlive it."""
 
 import gc
+import importlib
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from headrace.executors.ray_cluster import BENCH
+from headrace.executors.ray_bench import BENCH
 from rays import is_rays, ray_actors, ray_runs
 from waiting import LIMIT_S, wait_for_reapers, wait_until
 
@@ -47,7 +49,7 @@ def ray_here() -> Iterator[None]:
         [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     )
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - that is its name
-    ray = pytest.importorskip("ray")
+    ray: Any = importlib.import_module("ray")
     ray.init("local", num_cpus=8, include_dashboard=False, logging_level="WARNING", log_to_driver=False)
     yield
     ray.shutdown()

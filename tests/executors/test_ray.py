@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import headrace
+from comparable import flat
 from executors.contract_datasets import Squares, refuse
 from executors.mortal_datasets import Mortal
 from headrace import ClusterUnavailable, DataLoader, Deferred, MissingExtra, RayExecutor, WorkerDied
 from headrace.executors import ray_actor, ray_pool
-from headrace.executors.ray_cluster import BENCH
+from headrace.executors.ray_bench import BENCH
 from rays import RAY, ray_actors
 from waiting import wait_until
 
@@ -32,15 +33,6 @@ planes = pytest.mark.parametrize("executor", PLANES.values(), ids=PLANES.keys())
 needs_ray = pytest.mark.ray
 
 pytestmark = pytest.mark.filterwarnings("ignore:epoch 0 was abandoned")
-
-
-def flat(batch: Any) -> Any:
-    """A batch as a comparable value, every bit of it."""
-    if isinstance(batch, torch.Tensor):
-        return batch.tolist()
-    if isinstance(batch, dict):
-        return {name: flat(value) for name, value in batch.items()}
-    return [flat(one) for one in batch] if isinstance(batch, list | tuple) else batch
 
 
 def a_loader(dataset: Any, executor: RayExecutor = RAY, **options: Any) -> DataLoader[Any]:

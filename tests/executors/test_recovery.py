@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from comparable import flat
 from executors.mortal_datasets import Gated, HalfWritten, KillsAtStart, KillsUnpickled, ManyParts, Mortal, first
 from headrace import DataLoader, DeliveryTimeout, WorkerDied
 from headrace.executors import process as executor
@@ -27,15 +28,6 @@ pytestmark = [
 ]
 
 BATCH = 3
-
-
-def flat(batch: Any) -> Any:
-    """A batch as a comparable value, every bit of it."""
-    if isinstance(batch, torch.Tensor):
-        return batch.tolist()
-    if isinstance(batch, dict):
-        return {name: flat(value) for name, value in batch.items()}
-    return [flat(one) for one in batch] if isinstance(batch, list | tuple) else batch
 
 
 def a_loader(dataset: Any, **options: Any) -> DataLoader[Any]:

@@ -131,3 +131,18 @@ def _copied(arrays: Sequence[Any], shelf: Shelf) -> list[memoryview]:
         memories.append(shelf.take(array.nbytes))
         np.copyto(np.frombuffer(memories[-1], np.uint8), array)
     return memories
+
+
+class Landed:
+    """The memory that batches refer to which came through Ray: they have one slot each, in turn."""
+
+    def __init__(self, memories: Any) -> None:
+        self._memories = memories
+
+    def borrow(self, slot: int) -> memoryview:
+        """Return the next piece."""
+        memory: memoryview = next(self._memories)
+        return memory
+
+    def forget(self, slot: int) -> None:
+        """Do nothing: what the worker gives up is nowhere but there."""

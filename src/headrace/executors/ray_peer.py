@@ -9,20 +9,24 @@ from headrace.executors.ray_actor import Begun
 from headrace.executors.wire import Assigned, Wire
 from headrace.types import Task
 
-CREDIT = 2
+_CREDIT = 2
 """How many tasks a worker has at a time: one that it is at, and one that it need not wait for."""
 
+_BUSY_S = 0.01
+"""Where tasks are short a worker has more of them, so that it has this long to do."""
+
 _MOST_CREDIT = 64
+"""No more than so many, however short they are."""
+
 _MOST_BUNDLE = 16
-BUSY_S = 0.01
-"""Where tasks are short a worker has more of them, up to so many, so that it has this long to do."""
+"""Nor more than so many in one call."""
 
 
 class Asked(Assigned):
     """The future of a task.
 
     Attributes:
-        sent_s: When it was given to a worker first.
+        sent_s: When it was given to a worker first, or first since it was put back.
         holders: The workers that have it.
         bound: The only worker that may compute it, or None.
     """
@@ -33,10 +37,10 @@ class Asked(Assigned):
         super().__init__(task, number)
         self.bound = bound
         self.sent_s = 0.0
-        self.holders: list[Peer] = []
+        self.holders: list[RayPeer] = []
 
 
-class Peer:
+class RayPeer:
     """One actor, as the rank sees it.
 
     Attributes:
@@ -66,7 +70,7 @@ class Peer:
         self.begun: Begun | None = None
         self.up = self.suspect = False
         self.task_s = self.heard_s = 0.0
-        self.credit, self.bundle = CREDIT, 1
+        self.credit, self.bundle = _CREDIT, 1
         self.writes = False
         self._ages = ages
 
@@ -94,8 +98,8 @@ class Peer:
         """Note what a task took, in seconds, and whether its batch came along with the answer."""
         self.task_s += 0.25 * (task_s - self.task_s) if self.task_s else task_s
         each = max(self.task_s, 1e-6)
-        self.credit = int(min(max(CREDIT, BUSY_S / each), _MOST_CREDIT))
-        self.bundle = int(min(max(1, BUSY_S / CREDIT / each), _MOST_BUNDLE)) if small else 1
+        self.credit = int(min(max(_CREDIT, _BUSY_S / each), _MOST_CREDIT))
+        self.bundle = int(min(max(1, _BUSY_S / _CREDIT / each), _MOST_BUNDLE)) if small else 1
 
     @property
     def load(self) -> tuple[bool, int]:
@@ -107,22 +111,7 @@ class Peer:
         return f"worker {self.worker}{where}"
 
 
-class Landed:
-    """The memory that batches refer to which came through Ray: they have one slot each, in turn."""
-
-    def __init__(self, memories: Any) -> None:
-        self._memories = memories
-
-    def borrow(self, slot: int) -> memoryview:
-        """Return the next piece."""
-        memory: memoryview = next(self._memories)
-        return memory
-
-    def forget(self, slot: int) -> None:
-        """Do nothing: what the worker gives up is nowhere but there."""
-
-
-def end_of(peer: Peer, false_starts: int) -> str:
+def end_of(peer: RayPeer, false_starts: int) -> str:
     """Say how a worker ended."""
     if false_starts:
         return f"{false_starts} Ray actors in a row died as {peer} before they could do a task"

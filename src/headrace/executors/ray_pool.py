@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, NoReturn
 from headrace.errors import ClusterUnavailable, WorkerDied, note
 from headrace.executors.base import Failure, Future, Pool, name_task
 from headrace.executors.ray_actor import Actor, Setup, pickled, versions
-from headrace.executors.ray_cluster import BENCH, Head, room
+from headrace.executors.ray_bench import BENCH
+from headrace.executors.ray_cluster import Head, room
 from headrace.executors.ray_door import Door
-from headrace.executors.ray_events import Bell, Event, Fetcher
-from headrace.executors.ray_peer import Asked, Landed, Peer, end_of
+from headrace.executors.ray_events import Bell, Event, Fetcher, Landed
+from headrace.executors.ray_peer import Asked, RayPeer, end_of
 from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
 from headrace.interrupts import InterruptsHeld
 from headrace.memory.slots import Shelf, keep_freed_memory
@@ -69,7 +70,6 @@ class RayPool(Pool):
         self.workers = workers
         self._ray = ray
         self._settings = settings
-        self._options = settings.options
         self._owner = os.getpid()
         self._refusal: partial[NoReturn] | None = None
         self._queue: deque[weakref.ref[Asked]] = deque()  # what nobody waits for any more need not be computed
@@ -77,7 +77,7 @@ class RayPool(Pool):
         self._ages: deque[float] = deque(maxlen=64)
         self._started_s = self._looked_s = time.monotonic()
         self._few_told = False
-        self._peers: list[Peer] = []
+        self._peers: list[RayPeer] = []
         self._wires: list[Wire] = []
         self._lender = Lender()
         self._shelf = Shelf(spare=2 * workers)
@@ -99,11 +99,11 @@ class RayPool(Pool):
 
     # What workers are there.
 
-    def _hire(self, worker: int, false_starts: int = 0) -> Peer:
+    def _hire(self, worker: int, false_starts: int = 0) -> RayPeer:
         """Ask for an actor; it is up when it says so."""
-        actor = BENCH.new(self._ray, Actor, self._options)
+        actor = BENCH.new(self._ray, Actor, self._settings.options)
         self._hired += 1
-        peer = Peer(worker, self._hired, actor, false_starts, self._ages)
+        peer = RayPeer(worker, self._hired, actor, false_starts, self._ages)
         threads = max(1, int(self._settings.num_cpus))
         setup = Setup(peer.ident, worker, self.workers, threads, versions(), self._door.address)
         peer.call = actor.begin.remote(setup, self._payload)
@@ -120,7 +120,7 @@ class RayPool(Pool):
             else:
                 self._answered(peer, event)
 
-    def _begun(self, peer: Peer, event: Event) -> None:
+    def _begun(self, peer: RayPeer, event: Event) -> None:
         if self._peers[peer.worker] is not peer:
             return
         if event.error is not None:
@@ -148,7 +148,7 @@ class RayPool(Pool):
         for peer in self._peers:
             self._connect(peer)
 
-    def _connect(self, peer: Peer) -> None:
+    def _connect(self, peer: RayPeer) -> None:
         """Begin to use the sockets to a worker when it is set up and both are there."""
         ends = self._door.pair(peer.ident) if peer.begun is not None and peer.wire is None else None
         if ends is not None:
@@ -157,7 +157,7 @@ class RayPool(Pool):
             self._wires.append(peer.wire)
             peer.up = True
 
-    def _lose(self, peer: Peer, error: BaseException | None, at_fault: bool = True) -> None:
+    def _lose(self, peer: RayPeer, error: BaseException | None, at_fault: bool = True) -> None:
         """Have what a lost worker owes computed by others, and let another actor take its place.
 
         Args:
@@ -193,7 +193,7 @@ class RayPool(Pool):
         future.sent_s = 0.0
         self._queue.appendleft(weakref.ref(future))
 
-    def _dismiss(self, peer: Peer) -> None:
+    def _dismiss(self, peer: RayPeer) -> None:
         """Take no more from a worker."""
         wire, peer.wire = peer.wire, None
         if wire is not None:
@@ -246,9 +246,9 @@ class RayPool(Pool):
         self._queue.extendleft(reversed(kept))
         self._send(peers)
 
-    def _chosen(self, future: Asked, peers: Sequence[Peer]) -> Peer | None:
+    def _chosen(self, future: Asked, peers: Sequence[RayPeer]) -> RayPeer | None:
         """Return the worker that has least to do, or that a call is being made up for; None if all have enough."""
-        best: Peer | None = None
+        best: RayPeer | None = None
         for peer in peers:
             if future.bound is not None:
                 if future.bound == peer.worker:
@@ -260,7 +260,7 @@ class RayPool(Pool):
                     best = peer
         return best
 
-    def _give(self, future: Asked, peer: Peer) -> None:
+    def _give(self, future: Asked, peer: RayPeer) -> None:
         now_s = time.monotonic()
         future.worker = peer.worker
         future.sent_s = future.sent_s or now_s
@@ -274,7 +274,7 @@ class RayPool(Pool):
             number = future.number if self.work.by_number else None
             peer.wire.hand(future.task, number, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
 
-    def _send(self, peers: Sequence[Peer]) -> None:
+    def _send(self, peers: Sequence[RayPeer]) -> None:
         """Call actors on other hosts: once for several tasks where they are short and their batches small."""
         for peer in peers:
             while peer.to_send:
@@ -284,7 +284,7 @@ class RayPool(Pool):
                 peer.call = call[0]
                 self._bell.tell_of(call[0], (peer, "answered", some, call[1]))
 
-    def _answered(self, peer: Peer, event: Event) -> None:
+    def _answered(self, peer: RayPeer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
         _, what, futures, rest = event.what
         if isinstance(event.error, self._ray.exceptions.RayActorError):
@@ -305,7 +305,7 @@ class RayPool(Pool):
                 peer.settle(future)
                 future.land([message[0], *map(bytearray, message[1:])], Landed(memories))
 
-    def _missing(self, peer: Peer, futures: Sequence[Asked], error: BaseException) -> None:
+    def _missing(self, peer: RayPeer, futures: Sequence[Asked], error: BaseException) -> None:
         """Ask again for what was lost between the worker and the rank; what Ray refused to carry is an error."""
         lost = isinstance(error, self._ray.exceptions.ObjectLostError) and self.work.repeatable
         for future in reversed(futures):
@@ -358,7 +358,7 @@ class RayPool(Pool):
             if time.monotonic() - self._looked_s > _LOOK_AROUND_S:
                 self._look_around()
 
-    def _exchange(self, peer: Peer, events: int) -> None:
+    def _exchange(self, peer: RayPeer, events: int) -> None:
         """Send to a worker and read from it what its socket takes and has."""
         if peer.wire is not None and events & selectors.EVENT_WRITE:
             peer.wire.send()
@@ -411,7 +411,7 @@ class RayPool(Pool):
             self._refuse(partial(_raise_new, ClusterUnavailable, self._head.obituary))
 
     def _room(self, *more: str) -> str:
-        needs = {"CPU": float(self._settings.num_cpus), **self._options.get("resources", {})}
+        needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
         return room(self._ray, self._head, needs | dict.fromkeys(more, 0.0))
 
     def _none_came(self, up: int) -> str:
@@ -425,9 +425,9 @@ class RayPool(Pool):
         """Say who has the batch that is waited for."""
         late = next(future for future in window if not future.done())
         up = sum(peer.up for peer in self._peers)
-        holders = late.holders if isinstance(late, Asked) else []
-        who = " and ".join(f"{peer} has {name_task(self.work, late.task)}" for peer in holders)  # type: ignore[attr-defined]
-        who = who or "no worker has taken the first of them yet"
+        who = "no worker has taken the first of them yet"
+        if isinstance(late, Asked) and late.holders:
+            who = " and ".join(f"{peer} has {name_task(self.work, late.task)}" for peer in late.holders)
         return f"{who}; {up} of {self.workers} workers are up; {super().describe(window)}"
 
     @property
@@ -456,7 +456,9 @@ class RayPool(Pool):
                 if sys.is_finalizing() or not self._ray.is_initialized():
                     continue
                 if self._settings.idle_s and not (peer.suspect or self.broken):
-                    BENCH.leave(self._ray, self._options, peer.actor, peer.call, not peer.up, self._settings.idle_s)
+                    BENCH.leave(
+                        self._ray, self._settings.options, peer.actor, peer.call, not peer.up, self._settings.idle_s
+                    )
                 else:
                     BENCH.end(self._ray, peer.actor)
             self._selector.close()
