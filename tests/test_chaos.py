@@ -28,8 +28,8 @@ SOAK_S = float(os.environ.get("HEADRACE_SOAK_S", "20"))
 MEAN_S = 0.1
 """How long it takes from one kill to the next, on average."""
 
-RAY_KILLS = int(os.environ.get("HEADRACE_RAY_KILLS", "50"))
-"""How many of Ray's workers are killed."""
+RAY_KILLS = int(os.environ.get("HEADRACE_RAY_KILLS", "12"))
+"""How many of Ray's workers are killed: each costs the CPU seconds that it takes to import torch anew."""
 
 TASK_S = 0.004
 """How long a batch takes its worker."""

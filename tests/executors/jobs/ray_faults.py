@@ -74,9 +74,9 @@ def a_cluster(cpus: int = 2, **settings: Any) -> Cluster:
 
 def node_lost(shared_memory: bool, stopped: bool) -> dict[str, Any]:
     """Kill a node of two in the middle of an epoch; or stop all its processes, as if its network was cut."""
-    cluster = a_cluster()
-    node = cluster.add_node(num_cpus=2)
-    loader = a_loader(4, shared_memory=shared_memory)
+    cluster = a_cluster(cpus=1)
+    node = cluster.add_node(num_cpus=1)
+    loader = a_loader(2, shared_memory=shared_memory)
     reader = iter(loader)
     first = [next(reader)]
     pool = reader._pool
