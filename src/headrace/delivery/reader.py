@@ -286,12 +286,13 @@ class Reader(Iterator[Any]):
         assert self._pool is not None
         # An interrupt would end a generator for good. What the user's sampler does may be interrupted all the same; a
         # task that it gave must not be lost by that.
-        if self._task is None and self._streams:
-            with InterruptsHeld() if self._delivery.quick_tasks else nullcontext():
-                self._task = next(self._tasks, None)
-        if self._task is None:
-            return
+        if not self._delivery.quick_tasks:
+            self._draw()
         with InterruptsHeld():
+            if self._delivery.quick_tasks:
+                self._draw()
+            if self._task is None:
+                return
             worker = None
             if self._delivery.in_turn:
                 while self._turn % self._pool.workers not in self._streams:
@@ -304,6 +305,10 @@ class Reader(Iterator[Any]):
             future.number = self._number
             self._number += 1
             self._window.append(future)
+
+    def _draw(self) -> None:
+        if self._task is None and self._streams:
+            self._task = next(self._tasks, None)
 
     def _next_done(self) -> Future:
         """Wait for the next batch in the order agreed."""

@@ -1,6 +1,7 @@
 """What a worker does that has a process of its own: answers tasks with encoded batches, whatever carries them."""
 
 import socket
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -92,7 +93,7 @@ _Received = tuple[Task, int | None, list[int], list[int]]
 
 def _tasks(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[_Received, None, None]:
     """Yield tasks, each with its number, the slots that the rank gives back, and those that are to be forgotten."""
-    received: list[_Received] = []
+    received: deque[_Received] = deque()
     frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
     while rank_lives():
@@ -102,6 +103,6 @@ def _tasks(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[_Rec
             continue
         if not count:
             return
-        wanted = wanted[count:] if count < len(wanted) else next(frames)
-        if received:
-            yield received.pop()
+        wanted = frames.send(count)
+        while received:
+            yield received.popleft()

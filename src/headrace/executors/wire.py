@@ -1,6 +1,7 @@
 """The rank's end of a socket to a worker on this machine: frames both ways, and slots that come as descriptors."""
 
 import os
+import pickle
 import socket
 import struct
 import weakref
@@ -14,7 +15,7 @@ from headrace.executors.base import Future
 from headrace.memory.codec import Slots, lift
 from headrace.memory.pickling import Buffer, decode, encode
 from headrace.memory.slots import Loans
-from headrace.types import Task
+from headrace.types import PlanTask, Task
 
 MOST_DEATHS = 5
 """How many workers may die at one task before it is to blame.
@@ -115,7 +116,10 @@ class Wire:
 
     def hand(self, task: Task, number: int | None, slots: tuple[list[int], list[int]]) -> None:
         """Send a task, its number where its random numbers hang on it, and the slots from a `Lender`."""
-        self.outbox.extend(frame(encode((task, number, *slots))))
+        order = (task, number, *slots)
+        # Most tasks are a few numbers, which need no more than this.
+        parts = [memoryview(pickle.dumps(order, 5))] if isinstance(task, PlanTask) else encode(order)
+        self.outbox.extend(frame(parts))
         self.send()
 
     def send(self) -> None:
@@ -144,11 +148,14 @@ class Wire:
                 return False
             if not count:
                 return False
-            # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
-            wanted = self._wanted[count:] if count < len(self._wanted) else next(self._frames, None)
-            if wanted is None:
+            full = count == len(self._wanted)
+            try:
+                # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
+                self._wanted = self._frames.send(count)
+            except StopIteration:
                 return False
-            self._wanted = wanted
+            if not full:  # there was no more
+                return True
 
     def close(self) -> None:
         """Hang up, and let go of what only a reference cycle would keep."""
@@ -207,15 +214,34 @@ def frame(parts: Sequence[memoryview]) -> list[memoryview]:
     return [memoryview(head), *(part for part in parts if len(part))]
 
 
-def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, None, None]:
-    """Yield the memory to be filled next, for ever; call `deliver` with each frame's parts."""
+def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, int, None]:
+    """Yield the memory to be filled next, and be sent how much of it was, for ever; call `deliver` with frames' parts.
+
+    What is small is read together, several frames at a time; what is large goes where it stays.
+    """
+    scratch = memoryview(bytearray(_JOINED_BYTES))
+    rest = scratch[:0]
+
+    def take(size: int) -> Generator[memoryview, int, bytearray]:
+        nonlocal rest
+        part = bytearray(size)
+        missing = memoryview(part)
+        while True:
+            count = min(len(missing), len(rest))
+            missing[:count] = rest[:count]
+            missing, rest = missing[count:], rest[count:]
+            if not missing:
+                return part
+            if len(missing) < len(scratch):
+                rest = scratch[: (yield scratch)]
+            else:
+                missing = missing[(yield missing) :]
+
     while True:
-        head = bytearray(_COUNT.size)
-        yield memoryview(head)
-        sizes = bytearray(_COUNT.size * _COUNT.unpack(head)[0])
-        if sizes:
-            yield memoryview(sizes)
-        parts = [bytearray(size) for (size,) in _COUNT.iter_unpack(sizes)]
-        yield from (memoryview(part) for part in parts if part)
+        (count,) = _COUNT.unpack((yield from take(_COUNT.size)))
+        sizes = yield from take(_COUNT.size * count)
+        parts = []
+        for (size,) in _COUNT.iter_unpack(sizes):
+            parts.append((yield from take(size)))
         deliver(parts)
         del parts  # the batch's memory belongs to the user now

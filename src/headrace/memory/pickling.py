@@ -14,6 +14,12 @@ Buffer = bytes | bytearray | memoryview
 Part = Sequence[Buffer]
 """One part of a pickled value, in pieces that follow each other."""
 
+_ARRAYS = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+"""Of what types numpy has arrays, too."""
+
 _SPARSE = 2
 """How many times larger than the tensors in it a region must be for it to matter whether they really overlap."""
 
@@ -100,19 +106,23 @@ class Pickler(pickle.Pickler):
         if not dense:
             value = _closed_up(value)
             count = _extent(value)
-        memory: Any = value.as_strided((count,), (1,)).view(torch.uint8).numpy()
+        memory: Any
+        if dense and value.dtype in _ARRAYS:
+            memory = value.numpy()
+        else:
+            memory = value.as_strided((count,), (1,)).view(torch.uint8).numpy()
         raw, layout = pickle.PickleBuffer(memory), (value.dtype, tuple(value.shape), requires_grad)
         return (_tensor, (raw, *layout)) if dense else (_view, (raw, 0, count, *layout, value.stride()))
 
 
-_kind = Pickler
-"""What this process pickles with."""
+_second: type[Pickler] | None = None
+"""What this process pickles with that a `Pickler` cannot."""
 
 
 def pickle_with(kind: type[Pickler]) -> None:
-    """Have everything that this process pickles from now on pickled by another class."""
-    global _kind  # noqa: PLW0603 - a setting of the process
-    _kind = kind
+    """Have pickled by another class, from now on, what this process cannot pickle otherwise: it is slower."""
+    global _second  # noqa: PLW0603 - a setting of the process
+    _second = kind
 
 
 def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> list[Part]:
@@ -123,12 +133,17 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     Args:
         value: What to pickle. It must stay as it is until its parts have been copied.
         shared: Whether tensors in shared memory may be copied like others.
-        kind: What pickles it; by default what the process pickles with.
+        kind: What pickles it; by default a `Pickler`, or if that cannot, what the process has besides.
 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
-    kind = kind or _kind
+    if kind is None and _second is not None:
+        try:
+            return dump(value, shared, Pickler)
+        except Exception:  # noqa: BLE001 - what the other says is told
+            kind = _second
+    kind = kind or Pickler
     stream, buffers, pickler = _dump(kind, value, {}, shared)
     regions = _overlapping(pickler.tensors)
     if regions:  # which keep whatever the first pickler made, so that no address stands for something new
