@@ -3,7 +3,6 @@
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn

@@ -170,6 +170,7 @@ class Pool(ABC):
     broken: bool = False
     when_broken: Callable[[], None] | None = None
     direct: Worker | None = None
+    _owner: int
     when_restarted: Callable[[], None] | None = None
 
     @abstractmethod
@@ -189,6 +190,11 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the workers and release what they hold. Idempotent."""
+
+    def _check_owner(self) -> None:
+        """Raise in a forked copy of the rank, which inherited the object, not the workers."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
 
     def breaks(self) -> None:
         """Note that it can no longer do all its work."""

@@ -161,7 +161,7 @@ class _ProcessPool(Pool):
     def _assign(self, future: Assigned, peer: Peer) -> None:
         future.worker = peer.worker
         peer.unanswered.append(future)
-        peer.hand(future.task, None, self._lender.lend(peer, len(peer.unanswered), self._peers))
+        peer.hand(future, None, self._lender.lend(peer, len(peer.unanswered), self._peers))
         if not peer.open:
             self._bury(peer)
 
@@ -271,10 +271,6 @@ class _ProcessPool(Pool):
             if peer.remark:
                 error.add_note(peer.remark)
             peer.unanswered.popleft().fail(error)
-
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
-            raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
 
     def _blame(self, future: Assigned, peer: Peer) -> None:
         error = death(peer.process)

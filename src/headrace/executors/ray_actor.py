@@ -146,6 +146,7 @@ class Actor:
         self._server: Server | None = None
         self._ends: list[socket.socket] = []
         self._lent: list[int] = []
+        self._ring: Ring | None = None
 
     def begin(self, setup: Setup, parts: Sequence[NDArray[np.uint8]]) -> Begun:
         """Become a worker.
@@ -180,6 +181,7 @@ class Actor:
     def serve(self) -> None:
         """Answer tasks over the socket until the rank hangs up."""
         assert self._server is not None
+        assert self._ring is not None
         with suppress(BrokenPipeError, ConnectionResetError):
             serve(self._ends[0], self._ring, self._server, lambda: True)
         self._let_go()
@@ -187,6 +189,7 @@ class Actor:
     def run(self, tasks: Sequence[tuple[Task, int]]) -> tuple[Answers, list[NDArray[np.uint8]]]:
         """Answer tasks, each with its number; return the slots apart that answers refer to, shape (bytes,) each."""
         assert self._server is not None
+        assert self._ring is not None
         while self._lent:  # Ray has copied what it was given
             self._ring.release(self._lent.pop())
         messages, slots, began_s = [], [], time.perf_counter()
@@ -202,7 +205,7 @@ class Actor:
     def _let_go(self) -> None:
         for end in self._ends:
             end.close()
-        self._ends, self._lent, self._server = [], [], None
+        self._ends, self._lent, self._server, self._ring = [], [], None, None
 
 
 def _reach(setup: Setup) -> list[socket.socket]:

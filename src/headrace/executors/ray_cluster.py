@@ -141,15 +141,23 @@ def gcs_address(ray: Any) -> str:
     return ""
 
 
+def job_of(ray: Any) -> str:
+    """Return what Ray calls this process's connection to the cluster."""
+    return str(ray.get_runtime_context().get_job_id())
+
+
 class Head:
     """The cluster's head, looked for from time to time: without it no worker can be replaced.
 
     Attributes:
         address: Where it was; "" where that cannot be known.
+        job: What Ray calls this process's connection to the cluster.
     """
 
     def __init__(self, ray: Any) -> None:
+        self._ray = ray
         self.address = gcs_address(ray)
+        self.job = job_of(ray)
         self._asked_s = self._seen_s = time.monotonic()
 
     def lost(self) -> bool:
@@ -157,6 +165,12 @@ class Head:
         if self.address and time.monotonic() - self._asked_s > _ASK_S:
             self.answers()
         return self._asked_s - self._seen_s > _LOST_S
+
+    def joined(self) -> bool:
+        """Tell whether this process is still in the cluster."""
+        with suppress(Exception):  # it is about to leave it
+            return bool(self._ray.is_initialized()) and job_of(self._ray) == self.job
+        return False
 
     @property
     def obituary(self) -> str:
@@ -168,7 +182,9 @@ class Head:
 
     def answers(self) -> bool:
         """Tell whether it answers now. Where it does not, whatever Ray is asked about the cluster takes a minute."""
-        self._asked_s = time.monotonic()
+        before_s, self._asked_s = self._asked_s, time.monotonic()
+        if self._asked_s - before_s > 2 * _ASK_S:  # nobody asked, which says nothing about the head
+            self._seen_s = self._asked_s - _ASK_S
         if self.address:
             host, _, port = self.address.rpartition(":")
             try:
@@ -189,3 +205,24 @@ def room(ray: Any, head: Head, needs: dict[str, float]) -> str:
         each = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
         return f"each needs {each}; of the cluster's resources {', '.join(has)} are free"
     return "the cluster does not say what it has room for"
+
+
+LEFT = "this process has left the Ray cluster that its workers were in: begin another epoch when it has joined one."
+"""What to say where Ray was shut down."""
+
+
+def few_came(up: int, workers: int, room: str) -> str:
+    """Say that not all workers have come up."""
+    return (
+        f"{up} of {workers} Ray workers have come up: {room}. The epoch goes on with those that are there; the others "
+        "join it when there is room."
+    )
+
+
+def none_came(up: int, workers: int, start_timeout_s: float, room: str) -> str:
+    """Say that too few workers came up, and what to do."""
+    return (
+        f"{up or 'none'} of {workers} Ray workers came up within {start_timeout_s:g} s: {room}. Use fewer workers or a "
+        "smaller RayExecutor(num_cpus=...), or add nodes; where what is missing is taken by these workers themselves "
+        "they are slow to start: raise start_timeout_s."
+    )

@@ -104,6 +104,9 @@ class Fetcher:
 
 def _fetch(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any] | None]", bell: Bell, shelf: Shelf) -> None:
     waiting: dict[Any, Any] = {}
+    job: Any
+    there: Any
+    reference: Any
     while True:
         if not waiting or not jobs.empty():
             job = jobs.get()
@@ -112,7 +115,12 @@ def _fetch(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any] | None]", bell: Be
             waiting[job[0]] = job[1]
             continue
         # An object that was lost with its host must not keep the others waiting.
-        there, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
+        try:
+            there, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
+        except Exception as error:  # noqa: BLE001 - Ray was shut down
+            while waiting:
+                bell.ring(Event(waiting.popitem()[1], None, error))
+            continue
         for reference in there:
             what = waiting.pop(reference)
             try:
@@ -122,7 +130,7 @@ def _fetch(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any] | None]", bell: Be
             else:
                 bell.ring(Event(what, memories, None))
                 del memories
-        del there
+        job = there = reference = what = None  # or this thread would keep the last batch
 
 
 def _copied(arrays: Sequence[Any], shelf: Shelf) -> list[memoryview]:

@@ -2,11 +2,11 @@
 
 import time
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
 from headrace.executors.ray_actor import Begun
 from headrace.executors.wire import Assigned, Wire
+from headrace.memory.pickling import Pickler
 from headrace.types import Task
 
 _CREDIT = 2
@@ -26,15 +26,15 @@ class Asked(Assigned):
     """The future of a task.
 
     Attributes:
-        sent_s: When it was given to a worker first, or first since it was put back.
+        sent_s: When it was given to a worker first, or first since it was put back; 0 if to none.
         holders: The workers that have it.
         bound: The only worker that may compute it, or None.
     """
 
     __slots__ = ("bound", "holders", "sent_s")
 
-    def __init__(self, task: Task, number: int, bound: int | None) -> None:
-        super().__init__(task, number)
+    def __init__(self, task: Task, number: int, kind: type[Pickler], bound: int | None) -> None:
+        super().__init__(task, number, kind)
         self.bound = bound
         self.sent_s = 0.0
         self.holders: list[RayPeer] = []
@@ -44,6 +44,7 @@ class RayPeer:
     """One actor, as the rank sees it.
 
     Attributes:
+        used: Whether the actor has served a pool before, and may have died since.
         unanswered: The tasks that it has, oldest first.
         wire: The sockets to it, if it shares this host and has connected.
         call: The Ray call that was made last; when it is answered the actor is idle.
@@ -58,10 +59,11 @@ class RayPeer:
         to_send: What it was given just now, on its way.
     """
 
-    def __init__(self, worker: int, ident: int, actor: Any, false_starts: int, ages: deque[float]) -> None:
+    def __init__(self, worker: int, ident: int, actor: Any, used: bool, false_starts: int, ages: deque[float]) -> None:
         self.worker = worker
         self.ident = ident
         self.actor = actor
+        self.used = used
         self.false_starts = false_starts
         self.unanswered: deque[Asked] = deque()
         self.to_send: list[Asked] = []
@@ -81,18 +83,20 @@ class RayPeer:
         self.settle(future)
         future.land(parts, self.wire.loans)
 
-    def settle(self, future: Asked) -> None:
-        """Note that a task is answered."""
+    def settle(self, future: Asked) -> bool:
+        """Note that a task is answered; return whether the worker still had it."""
         now_s = time.monotonic()
         if self.wire is not None:
             self.pace(now_s - self.heard_s, small=False)
-        with suppress(ValueError):  # it was taken away meanwhile
-            self.unanswered.remove(future)
-            future.holders.remove(self)
         self.heard_s = now_s
         self.suspect = False
+        if self not in future.holders:  # it was taken away meanwhile
+            return False
+        self.unanswered.remove(future)
+        future.holders.remove(self)
         if not future.done():
             self._ages.append(now_s - future.sent_s)
+        return True
 
     def pace(self, task_s: float, small: bool) -> None:
         """Note what a task took, in seconds, and whether its batch came along with the answer."""

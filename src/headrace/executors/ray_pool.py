@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note
 from headrace.executors.base import Failure, Future, Pool, name_task
-from headrace.executors.ray_actor import Actor, Setup, pickled, versions
+from headrace.executors.ray_actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray_bench import BENCH
-from headrace.executors.ray_cluster import Head, room
+from headrace.executors.ray_cluster import LEFT, Head, few_came, none_came, room
 from headrace.executors.ray_door import Door
 from headrace.executors.ray_events import Bell, Event, Fetcher, Landed
 from headrace.executors.ray_peer import Asked, RayPeer, end_of
@@ -71,6 +71,10 @@ class RayPool(Pool):
         self._ray = ray
         self._settings = settings
         self._owner = os.getpid()
+        self._kind = by_value()
+        # What Ray says of a call to an actor that is no more.
+        of = ray.exceptions
+        self._gone = (of.RayActorError, of.OutOfMemoryError, of.NodeDiedError, of.WorkerCrashedError)
         self._refusal: partial[NoReturn] | None = None
         self._queue: deque[weakref.ref[Asked]] = deque()  # what nobody waits for any more need not be computed
         self._submitted = self._hired = 0
@@ -92,7 +96,8 @@ class RayPool(Pool):
         try:
             self._payload = ray.put(pickled(work))
             self._head = Head(ray)
-            self._peers += [self._hire(worker) for worker in range(workers)]
+            for worker in range(workers):
+                self._peers.append(self._hire(worker))
         except BaseException:
             self.close()
             raise
@@ -101,30 +106,40 @@ class RayPool(Pool):
 
     def _hire(self, worker: int, false_starts: int = 0) -> RayPeer:
         """Ask for an actor; it is up when it says so."""
-        actor = BENCH.new(self._ray, Actor, self._settings.options)
+        actor, used = BENCH.new(self._ray, Actor, self._settings.options)
         self._hired += 1
-        peer = RayPeer(worker, self._hired, actor, false_starts, self._ages)
-        threads = max(1, int(self._settings.num_cpus))
-        setup = Setup(peer.ident, worker, self.workers, threads, versions(), self._door.address)
-        peer.call = actor.begin.remote(setup, self._payload)
-        self._bell.tell_of(peer.call, (peer, "begun"))
+        peer = RayPeer(worker, self._hired, actor, used, false_starts, self._ages)
+        try:
+            self._begin(peer, self._door.address)
+        except BaseException:
+            BENCH.end(actor)
+            raise
         return peer
+
+    def _begin(self, peer: RayPeer, address: str) -> None:
+        """Make an actor a worker, which is to connect to an address if there is one."""
+        threads = max(1, int(self._settings.num_cpus))
+        setup = Setup(peer.ident, peer.worker, self.workers, threads, versions(), address)
+        peer.call = peer.actor.begin.remote(setup, self._payload)
+        self._bell.tell_of(peer.call, (peer, "begun"))
 
     def _hear_bell(self) -> None:
         for event in self._bell.heard():
             peer, what = event.what[:2]
             if what == "begun":
                 self._begun(peer, event)
-            elif what == "served":
-                self._lose(peer, event.error)
-            else:
+            elif what != "served":
                 self._answered(peer, event)
+            elif event.error is None and not peer.up and self._peers[peer.worker] is peer:
+                self._begin(peer, "")  # the door is shut to it: another user's, or of another container
+            else:
+                self._lose(peer, event.error)
 
     def _begun(self, peer: RayPeer, event: Event) -> None:
         if self._peers[peer.worker] is not peer:
             return
         if event.error is not None:
-            if isinstance(event.error, self._ray.exceptions.RayActorError):
+            if isinstance(event.error, self._gone):
                 self._lose(peer, event.error)
             else:
                 self._refuse(partial(_raise, event.error))
@@ -141,6 +156,7 @@ class RayPool(Pool):
             self._bell.tell_of(peer.call, (peer, "served"))
             self._connect(peer)
         else:
+            self._door.send_away(peer.ident)
             peer.up = True
 
     def _accept(self) -> None:
@@ -168,14 +184,17 @@ class RayPool(Pool):
         if self._peers[peer.worker] is not peer:
             return
         self._dismiss(peer)
-        BENCH.end(self._ray, peer.actor)
-        false_starts = 0 if peer.up else peer.false_starts + 1
+        BENCH.end(peer.actor)
+        false_starts = 0 if peer.up else peer.false_starts + (not peer.used)
         owed = [one for one in peer.unanswered if not one.done()]
         gone = peer.up and not self.work.repeatable
-        if self.broken or gone or false_starts == MOST_FALSE_STARTS or not self._ray.is_initialized():
+        if not self._head.joined():
+            self._refuse(partial(_raise_new, ClusterUnavailable, LEFT))
+            return
+        if self.broken or gone or false_starts == MOST_FALSE_STARTS:
             self._refuse(partial(_raise_new, WorkerDied, end_of(peer, false_starts), error))
             return
-        if peer.up and owed and at_fault:
+        if peer.up and owed and at_fault and owed[0] is peer.unanswered[0]:
             owed[0].deaths += 1
         for future in sorted(owed, key=lambda one: one.number, reverse=True):
             future.holders.remove(peer)
@@ -216,7 +235,8 @@ class RayPool(Pool):
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
         """Put a task where the next worker that has too little to do finds it."""
-        future = Asked(task, self._submitted, None if self.work.repeatable else worker)
+        self._check_owner()
+        future = Asked(task, self._submitted, self._kind, None if self.work.repeatable else worker)
         self._submitted += 1
         if self._refusal is not None:
             future.resolve_later(self._refusal)
@@ -272,7 +292,7 @@ class RayPool(Pool):
             peer.to_send.append(future)
         else:
             number = future.number if self.work.by_number else None
-            peer.wire.hand(future.task, number, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
+            peer.wire.hand(future, number, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
 
     def _send(self, peers: Sequence[RayPeer]) -> None:
         """Call actors on other hosts: once for several tasks where they are short and their batches small."""
@@ -287,7 +307,7 @@ class RayPool(Pool):
     def _answered(self, peer: RayPeer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
         _, what, futures, rest = event.what
-        if isinstance(event.error, self._ray.exceptions.RayActorError):
+        if isinstance(event.error, self._gone):
             self._lose(peer, event.error)
         elif event.error is not None:
             self._missing(peer, futures, event.error)
@@ -309,19 +329,19 @@ class RayPool(Pool):
         """Ask again for what was lost between the worker and the rank; what Ray refused to carry is an error."""
         lost = isinstance(error, self._ray.exceptions.ObjectLostError) and self.work.repeatable
         for future in reversed(futures):
-            peer.settle(future)
-            if not lost and not future.done():
+            if not peer.settle(future) or future.done():
+                continue
+            if not lost:
                 note(error, f"Ray could not bring the batch from {peer}; {self._room('object_store_memory')}")
                 future.fail(error)
-            elif not future.done() and not future.holders:
+            elif not future.holders:
                 self._put_back(future)
 
     # Waiting.
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         """Wait until one of the futures is done, and meanwhile see to it that one will be."""
-        if os.getpid() != self._owner:
-            raise RuntimeError(f"the workers are those of process {self._owner}, of which this one is a forked copy")
+        self._check_owner()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._queue or time.monotonic() - self._looked_s > _LOOK_AROUND_S:  # also where nothing is waited for
             self._pump(0)
@@ -373,33 +393,40 @@ class RayPool(Pool):
             key=lambda one: one.number,
             default=None,
         )
-        if head is None or not self._ages or len(head.holders) > 1:
+        if head is None or not self._ages:
             return
-        holder = head.holders[0]
-        if now_s - head.sent_s < _OVERDUE_S + _OVERDUE * statistics.median(self._ages):
+        overdue_s = _OVERDUE_S + _OVERDUE * statistics.median(self._ages)
+        if now_s - head.sent_s < overdue_s:
             return
-        holder.suspect = True
-        for future in list(holder.unanswered):
+        # Who helps out has tasks of its own; that it is stuck, too, shows when it says nothing for as long.
+        if len(head.holders) > 1 and any(now_s - one.heard_s < overdue_s for one in head.holders):
+            return
+        for holder in head.holders:
+            holder.suspect = True
+        for future in {future: None for holder in head.holders for future in holder.unanswered}:
             others = [one for one in self._peers if one.up and not one.suspect and one not in future.holders]
-            if others and len(future.holders) == 1 and not future.done():
+            if others and all(one.suspect for one in future.holders) and not future.done():
                 self._give(future, min(others, key=lambda one: one.load))
         self._send(self._peers)
 
     def _look_around(self) -> None:
         """Find out what nobody tells: workers that do not come or go on, a head that is gone."""
-        now_s = self._looked_s = time.monotonic()
+        now_s = time.monotonic()
+        # Where the rank did something else for long, nobody could come.
+        self._started_s += max(0.0, now_s - self._looked_s - 2 * _LOOK_AROUND_S)
+        self._looked_s = now_s
+        if not self._head.joined():
+            self._refuse(partial(_raise_new, ClusterUnavailable, LEFT))
+            return
         up = [peer for peer in self._peers if peer.up]
         waited_s = now_s - self._started_s
         late = waited_s > self._settings.start_timeout_s and self._queue
         if late and (not up or (len(up) < self.workers and not self.work.repeatable)):
-            self._refuse(partial(_raise_new, ClusterUnavailable, self._none_came(len(up))))
+            text = none_came(len(up), self.workers, self._settings.start_timeout_s, self._room())
+            self._refuse(partial(_raise_new, ClusterUnavailable, text))
         elif up and len(up) < self.workers and waited_s > _FEW_S and not self._few_told:
             self._few_told = True
-            warnings.warn(
-                f"{len(up)} of {self.workers} Ray workers have come up: {self._room()}. The epoch goes on with those "
-                "that are there; the others join it when there is room.",
-                stacklevel=7,
-            )
+            warnings.warn(few_came(len(up), self.workers, self._room()), stacklevel=7)
         if up:
             self._started_s = now_s if len(up) == self.workers else self._started_s
         for peer in up:
@@ -413,13 +440,6 @@ class RayPool(Pool):
     def _room(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
         return room(self._ray, self._head, needs | dict.fromkeys(more, 0.0))
-
-    def _none_came(self, up: int) -> str:
-        return (
-            f"{up or 'none'} of {self.workers} Ray workers came up within {self._settings.start_timeout_s:g} s: "
-            f"{self._room()}. Use fewer workers or a smaller RayExecutor(num_cpus=...), or add nodes; where what is "
-            "missing is taken by these workers themselves they are slow to start: raise start_timeout_s."
-        )
 
     def describe(self, window: Sequence[Future]) -> str:
         """Say who has the batch that is waited for."""
@@ -453,14 +473,13 @@ class RayPool(Pool):
             for peer in peers:
                 self._dismiss(peer)
                 peer.unanswered.clear()
-                if sys.is_finalizing() or not self._ray.is_initialized():
+                if sys.is_finalizing():
                     continue
                 if self._settings.idle_s and not (peer.suspect or self.broken):
-                    BENCH.leave(
-                        self._ray, self._settings.options, peer.actor, peer.call, not peer.up, self._settings.idle_s
-                    )
+                    given = self._settings
+                    BENCH.leave(self._head.job, given.options, peer.actor, peer.call, not peer.up, given.idle_s)
                 else:
-                    BENCH.end(self._ray, peer.actor)
+                    BENCH.end(peer.actor)
             self._selector.close()
             self._bell.close()
             self._fetcher.close()

@@ -2,7 +2,7 @@
 
 import socket
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -12,7 +12,7 @@ from headrace.executors.base import Failure, Remarked
 from headrace.executors.wire import frame, read_frames
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
-from headrace.memory.pickling import decode
+from headrace.memory.pickling import Buffer, decode
 from headrace.memory.slots import Ring
 from headrace.types import Remark, StreamTask, Task
 from headrace.work import Work
@@ -44,6 +44,14 @@ class Server:
             self._worker = work.start_worker(worker_id, workers, threads)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             self._refusal = Failure.of(error, where)
+
+    def answer_to(self, parts: Sequence[Buffer], number: int | None) -> list[memoryview]:
+        """Return what `answer` does for a task that came as bytes."""
+        try:
+            task = decode(parts)
+        except Exception as error:  # noqa: BLE001 - it is raised in the rank
+            return self.writer.write(Failure.of(error, self._where))
+        return self.answer(task, number)
 
     def answer(self, task: Task, number: int | None = None) -> list[memoryview]:
         """Return the message that holds a task's batch, or the error in its place."""
@@ -79,22 +87,22 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
         server: Who answers.
         rank_lives: Asked from time to time, where the socket has a time limit and nothing comes.
     """
-    for task, number, returned, dropped in _tasks(end, rank_lives):
+    for (number, returned, dropped), parts in _orders(end, rank_lives):
         for slot in returned:
             ring.release(slot)
         for slot in dropped:
             ring.forget(slot)
-        for part in frame(server.answer(task, number)):
+        for part in frame(server.answer_to(parts, number)):
             end.sendall(part)
 
 
-_Received = tuple[Task, int | None, list[int], list[int]]
+_Order = tuple[tuple[int | None, list[int], list[int]], list[bytearray]]
 
 
-def _tasks(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[_Received, None, None]:
-    """Yield tasks, each with its number, the slots that the rank gives back, and those that are to be forgotten."""
-    received: deque[_Received] = deque()
-    frames = read_frames(lambda parts: received.append(decode(parts)))
+def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[_Order, None, None]:
+    """Yield a task's number, the slots that the rank gives back, and those to be forgotten; and the task as bytes."""
+    received: deque[_Order] = deque()
+    frames = read_frames(lambda parts: received.append((decode(parts[:1]), parts[1:])))
     wanted = next(frames)
     while rank_lives():
         try:

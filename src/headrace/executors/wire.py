@@ -13,7 +13,7 @@ from functools import partial
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Future
 from headrace.memory.codec import Slots, lift
-from headrace.memory.pickling import Buffer, decode, encode
+from headrace.memory.pickling import Buffer, Pickler, decode, encode
 from headrace.memory.slots import Loans
 from headrace.types import PlanTask, Task
 
@@ -61,15 +61,19 @@ class Assigned(Future):
 
     Attributes:
         task: What it is.
+        parts: The task as bytes.
         number: How many tasks were submitted before it.
         deaths: How many workers died while it was the one that they were at.
     """
 
-    __slots__ = ("deaths", "number", "task")
+    __slots__ = ("deaths", "number", "parts", "task")
 
-    def __init__(self, task: Task, number: int) -> None:
+    def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None) -> None:
         super().__init__(-1)
         self.task = task
+        # Most tasks are a few numbers. What cannot be pickled raises here, before a worker is said to have it.
+        plain = isinstance(task, PlanTask)
+        self.parts = [memoryview(pickle.dumps(task, 5))] if plain else encode(task, kind)
         self.number = number
         self.deaths = 0
 
@@ -81,7 +85,8 @@ class Assigned(Future):
                 self.size_bytes = sum(map(len, lifted))
                 self.resolve_later(partial(decode, lifted))
         except SlotTooLarge as error:
-            self.fail(error)
+            if not self.done():
+                self.fail(error)
 
 
 class Wire:
@@ -114,12 +119,9 @@ class Wire:
         """Whether nobody has hung up."""
         return self.end.fileno() >= 0
 
-    def hand(self, task: Task, number: int | None, slots: tuple[list[int], list[int]]) -> None:
+    def hand(self, future: Assigned, number: int | None, slots: tuple[list[int], list[int]]) -> None:
         """Send a task, its number where its random numbers hang on it, and the slots from a `Lender`."""
-        order = (task, number, *slots)
-        # Most tasks are a few numbers, which need no more than this.
-        parts = [memoryview(pickle.dumps(order, 5))] if isinstance(task, PlanTask) else encode(order)
-        self.outbox.extend(frame(parts))
+        self.outbox.extend(frame([memoryview(pickle.dumps((number, *slots), 5)), *future.parts]))
         self.send()
 
     def send(self) -> None:

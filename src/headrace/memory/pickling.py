@@ -173,13 +173,13 @@ def copy_into(memory: memoryview, start: int, part: Part) -> int:
     return start
 
 
-def encode(value: Any) -> list[memoryview]:
-    """Pickle any value to parts of one piece each.
+def encode(value: Any, kind: type[Pickler] | None = None) -> list[memoryview]:
+    """Pickle any value to parts of one piece each, as `dump` does.
 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
-    return [whole(part) for part in dump(value)]
+    return [whole(part) for part in dump(value, kind=kind)]
 
 
 def decode(parts: Sequence[Buffer]) -> Any:
