@@ -21,7 +21,7 @@ from comparable import flat
 from executors.contract_datasets import Squares, refuse
 from executors.mortal_datasets import Mortal
 from headrace import ClusterUnavailable, DataLoader, Deferred, MissingExtra, RayExecutor, WorkerDied
-from headrace.executors import ray_actor, ray_pool
+from headrace.executors import ray_actor, ray_door, ray_pool
 from headrace.executors.ray_bench import BENCH
 from rays import RAY, ray_actors
 from waiting import wait_until
@@ -83,9 +83,13 @@ def test_a_task_that_ends_every_worker_is_named(
 
 @needs_ray
 @planes
-def test_a_worker_that_stalls_is_helped_out(executor: RayExecutor, tmp_path: Path) -> None:
-    """Stopped processes are what a node that was lost looks like, until Ray finds out after 14 s."""
-    loader = a_loader(Mortal(tmp_path, ends=[16], how="SIGSTOP"), executor)
+@pytest.mark.parametrize("stalls", [1, 2])
+def test_a_worker_that_stalls_is_helped_out(executor: RayExecutor, stalls: int, tmp_path: Path) -> None:
+    """Stopped processes are what a node that was lost looks like, until Ray finds out after 14 s.
+
+    The second stalls at what it was to help out with.
+    """
+    loader = a_loader(Mortal(tmp_path, ends=[16], how="SIGSTOP", times=stalls), executor, num_workers=3)
     try:
         assert [flat(batch) for batch in loader] == undisturbed(Mortal(tmp_path))
         assert loader.stats().restarts == 0
@@ -93,7 +97,60 @@ def test_a_worker_that_stalls_is_helped_out(executor: RayExecutor, tmp_path: Pat
         stopped = [one for one in ray_actors() if one.status() == psutil.STATUS_STOPPED]
         for process in stopped:
             process.kill()
-    assert len(stopped) == 1
+    assert len(stopped) == stalls
+
+
+def squares() -> list[Any]:
+    return [batch["square"] for batch in undisturbed(Squares())]
+
+
+@needs_ray
+def test_time_that_the_rank_spends_elsewhere_is_no_waiting() -> None:
+    """Nobody looked: that says nothing about the workers, nor about the head."""
+    loader = a_loader(Squares(), persistent_workers=True)
+    reader = iter(loader)
+    pool: Any = reader._pool  # type: ignore[attr-defined]
+    for away in (pool, pool._head):
+        for clock in ("_started_s", "_looked_s", "_asked_s", "_seen_s"):
+            if hasattr(away, clock):
+                setattr(away, clock, getattr(away, clock) - 1000)
+    assert [batch["square"].tolist() for batch in reader] == squares()
+
+
+@needs_ray
+def test_a_worker_that_finds_the_door_shut_goes_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that runs as another user."""
+    monkeypatch.setattr(ray_door.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(ray_door, "_ROOT", 12345)
+    loader = a_loader(Squares())
+    assert [batch["square"].tolist() for batch in loader] == squares()
+    assert loader.stats().restarts == 0
+
+
+class Refused:
+    """An index that nobody can pickle, or nobody unpickle."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def __reduce__(self) -> Any:
+        if self.at == "rank":
+            raise TypeError("it stays here")
+        return int, ("no number",)
+
+
+@needs_ray
+@pytest.mark.parametrize("at", ["rank", "worker"])
+@pytest.mark.parametrize("executor", [RAY, "process"])
+def test_an_index_that_cannot_travel_is_the_error_of_its_batch_alone(executor: Any, at: str) -> None:
+    indices: Any = [*range(8), Refused(at), *range(8, 12)]
+    reader = iter(DataLoader(Squares(), batch_size=None, sampler=indices, num_workers=2, executor=executor))
+    seen: list[Any] = []
+    with pytest.raises(TypeError if at == "rank" else ValueError):
+        seen += (batch["square"][1].item() for batch in reader)
+    seen += (batch["square"][1].item() for batch in reader)
+    assert len(seen) == (11 if at == "rank" else 12), "a sampler's error takes the place of the batch that was next"
+    assert seen == [number for number in range(12) if number in seen]
 
 
 @needs_ray

@@ -12,6 +12,9 @@ from headrace.executors.ray_actor import HELLO
 _CREDENTIALS = struct.Struct("3i")
 """The process, user and group at the other end, as the kernel has them."""
 
+_ROOT = 0
+"""The user who may do as all others."""
+
 _HELLO_S = 1.0
 """How long a first message may take that was sent when the connection was made."""
 
@@ -45,7 +48,7 @@ class Door:
             arrived.settimeout(_HELLO_S)
             try:
                 raw = arrived.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                hello = arrived.recv(HELLO.size) if _CREDENTIALS.unpack(raw)[1] in (os.getuid(), 0) else b""
+                hello = arrived.recv(HELLO.size) if _CREDENTIALS.unpack(raw)[1] in (os.getuid(), _ROOT) else b""
                 ident, which = HELLO.unpack(hello)
             except (OSError, struct.error):
                 arrived.close()
