@@ -30,7 +30,7 @@ class Bench:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._idle: list[_Idle] = []
-        self._ending: deque[Any] = deque()
+        self._ending: deque[tuple[str, Any]] = deque()
         self._watched = False
         # A pool may end with its actors' handles in one collection of garbage, and without one an actor dies.
         self._handles: set[Any] = set()
@@ -59,12 +59,12 @@ class Bench:
             self._idle.append(_Idle(job, options, actor, last_call, starting, time.monotonic() + idle_s))
             self._see_to_it()
 
-    def end(self, actor: Any) -> None:
+    def end(self, job: str, actor: Any) -> None:
         """End an actor soon.
 
         Not here: to be ended it takes one of Ray's threads, which may be the very one that collects the pool.
         """
-        self._ending.append(actor)
+        self._ending.append((job, actor))
         with self._changed:
             self._see_to_it()
 
@@ -82,7 +82,7 @@ class Bench:
             others = [one for one in self._idle if one.job != job or one.options != options]
             self._idle = [one for one in self._idle if one not in others]
             for one in others:
-                self.end(one.actor)
+                self.end(one.job, one.actor)
             calls = {one.last_call: one for one in self._idle}
             done = ray.wait(list(calls), timeout=0)[0] if calls else []
             starting = [call for call, one in calls.items() if one.starting and call not in done]
@@ -106,17 +106,17 @@ class Bench:
                 now_s = time.monotonic()
                 for one in [one for one in self._idle if one.until_s <= now_s]:
                     self._idle.remove(one)
-                    self._ending.append(one.actor)
+                    self._ending.append((one.job, one.actor))
                 if not self._ending:
                     if not self._idle:
                         self._watched = False
                         return
                     self._changed.wait(min(one.until_s for one in self._idle) - now_s)
             while self._ending:
-                actor = self._ending.popleft()
+                job, actor = self._ending.popleft()
                 self._handles.discard(actor)
                 with suppress(Exception):  # it is gone, or its cluster is
-                    if ray.is_initialized():
+                    if ray.is_initialized() and job_of(ray) == job:
                         ray.kill(actor)
 
     def forget(self) -> None:

@@ -112,7 +112,7 @@ class RayPool(Pool):
         try:
             self._begin(peer, self._door.address)
         except BaseException:
-            BENCH.end(actor)
+            BENCH.end(self._head.job, actor)
             raise
         return peer
 
@@ -184,7 +184,7 @@ class RayPool(Pool):
         if self._peers[peer.worker] is not peer:
             return
         self._dismiss(peer)
-        BENCH.end(peer.actor)
+        BENCH.end(self._head.job, peer.actor)
         false_starts = 0 if peer.up else peer.false_starts + (not peer.used)
         owed = [one for one in peer.unanswered if not one.done()]
         gone = peer.up and not self.work.repeatable
@@ -479,7 +479,7 @@ class RayPool(Pool):
                     given = self._settings
                     BENCH.leave(self._head.job, given.options, peer.actor, peer.call, not peer.up, given.idle_s)
                 else:
-                    BENCH.end(peer.actor)
+                    BENCH.end(self._head.job, peer.actor)
             self._selector.close()
             self._bell.close()
             self._fetcher.close()
