@@ -183,8 +183,8 @@ class Head:
     def answers(self) -> bool:
         """Tell whether it answers now. Where it does not, whatever Ray is asked about the cluster takes a minute."""
         before_s, self._asked_s = self._asked_s, time.monotonic()
-        if self._asked_s - before_s > 2 * _ASK_S:  # nobody asked, which says nothing about the head
-            self._seen_s = self._asked_s - _ASK_S
+        if self._seen_s == before_s:  # that nobody has asked since says nothing about it
+            self._seen_s = max(before_s, self._asked_s - _ASK_S)
         if self.address:
             host, _, port = self.address.rpartition(":")
             try:
