@@ -158,6 +158,7 @@ class Head:
         self._ray = ray
         self.address = gcs_address(ray)
         self.job = job_of(ray)
+        self._by_client = bool(ray.util.client.ray.is_connected())
         self._asked_s = self._seen_s = time.monotonic()
 
     def lost(self) -> bool:
@@ -169,7 +170,8 @@ class Head:
     def joined(self) -> bool:
         """Tell whether this process is still in the cluster."""
         with suppress(Exception):  # it is about to leave it
-            return bool(self._ray.is_initialized()) and job_of(self._ray) == self.job
+            # The client would have to ask, and knows by itself when it is cut off.
+            return bool(self._ray.is_initialized()) and (self._by_client or job_of(self._ray) == self.job)
         return False
 
     @property
