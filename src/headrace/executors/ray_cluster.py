@@ -23,6 +23,10 @@ _LOST_S = 20.0
 """After how long without an answer it is lost: Ray itself ends the process after 60 s."""
 
 
+LEFT = "this process has left the Ray cluster that its workers were in: begin another epoch when it has joined one."
+"""What to say where Ray was shut down."""
+
+
 def import_ray(client: bool = False) -> Any:
     """Return the module `ray`.
 
@@ -207,10 +211,6 @@ def room(ray: Any, head: Head, needs: dict[str, float]) -> str:
         each = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
         return f"each needs {each}; of the cluster's resources {', '.join(has)} are free"
     return "the cluster does not say what it has room for"
-
-
-LEFT = "this process has left the Ray cluster that its workers were in: begin another epoch when it has joined one."
-"""What to say where Ray was shut down."""
 
 
 def few_came(up: int, workers: int, room: str) -> str:
