@@ -20,7 +20,7 @@ from headrace import DataLoader
 from headrace.errors import SlotTooLarge
 from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.pickling import decode
-from headrace.memory.slots import Loans, Ring, anonymous_file, headroom
+from headrace.memory.slots import Loans, Mapping, Ring, anonymous_file, headroom
 
 LARGE = 100_000
 
@@ -53,6 +53,24 @@ def line() -> Iterator[Line]:
     yield made
     for end in made.ends:
         end.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks it up in /proc")
+def test_no_code_runs_when_memory_is_unmapped() -> None:
+    """An interrupt at the first line of a `__del__` would have the memory stay for good."""
+    descriptor = anonymous_file(LARGE)
+    mapping = Mapping(descriptor, LARGE)
+    os.close(descriptor)
+    mapping.view()[0] = 7
+    assert f"{mapping.address:x}-" in Path("/proc/self/maps").read_text()
+    address, ran = mapping.address, []
+    sys.setprofile(lambda frame, event, argument: ran.append(frame.f_code.co_qualname) if event == "call" else None)
+    try:
+        del mapping
+    finally:
+        sys.setprofile(None)
+    assert ran == []
+    assert f"{address:x}-" not in Path("/proc/self/maps").read_text()
 
 
 def numbered(number: int, length: int = LARGE) -> torch.Tensor:

@@ -27,11 +27,11 @@ RECENT = 8
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.malloc.restype = ctypes.c_void_p
 _LIBC.malloc.argtypes = [ctypes.c_size_t]
 _LIBC.free.argtypes = [ctypes.c_void_p]
 _FAILED = ctypes.c_void_p(-1).value
+_MAP_FIXED = 0x10  # Linux and macOS
 
 
 _LEARNT_BYTES = 2**25 - 2**16
@@ -50,6 +50,9 @@ def keep_freed_memory() -> None:
 class Mapping:
     """Shared memory, mapped while this object lives. Unlike `mmap.mmap` it keeps no descriptor open.
 
+    The file is mapped over memory of an `mmap.mmap`, for its sake only that it is unmapped in C: a `__del__` is code in
+    which a Ctrl-C may come, and then the rest of it is never run.
+
     Args:
         descriptor: The file, which may be closed afterwards.
         size: Its length in bytes.
@@ -58,30 +61,35 @@ class Mapping:
     Attributes:
         address: Where it begins.
         size: Its length in bytes.
+
+    Raises:
+        SlotTooLarge: The system has no address space for it.
     """
 
     def __init__(self, descriptor: int, size: int, private: bool = False) -> None:
         protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-        address = _LIBC.mmap(None, size, protection, kind, descriptor, 0)
-        if address == _FAILED:
-            number = ctypes.get_errno()
-            raise SlotTooLarge(f"{size} bytes of shared memory cannot be mapped: {os.strerror(number)}")
-        self.address: int = address
+        try:
+            self._pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        except OSError as error:
+            raise _unmappable(size, error.errno) from error
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         self.size = size
+        if _LIBC.mmap(self.address, size, protection, kind | _MAP_FIXED, descriptor, 0) == _FAILED:
+            raise _unmappable(size, ctypes.get_errno())
 
     def lease(self) -> Any:
         """Return an array over the memory; it, and whatever is a view of it, keeps the mapping."""
         array = _lease_type(self.size).from_address(self.address)
-        array.mapping = self
+        array.pages = self._pages
         return array
 
     def view(self) -> memoryview:
         """Return the memory as writable bytes."""
         return memoryview(self.lease()).cast("B")
 
-    def __del__(self) -> None:
-        if hasattr(self, "address"):
-            _LIBC.munmap(self.address, self.size)
+
+def _unmappable(size: int, number: int | None) -> SlotTooLarge:
+    return SlotTooLarge(f"{size} bytes of shared memory cannot be mapped: {os.strerror(number or 0)}")
 
 
 def anonymous_file(size: int) -> int:
