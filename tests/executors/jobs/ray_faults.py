@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset
 
 from headrace import ClusterUnavailable, DataLoader, RayExecutor
 from headrace.executors import ray_cluster
+from waiting import wait_until
 
 STEPS, BATCH = 60, 4
 
@@ -156,12 +158,19 @@ def store_full() -> dict[str, Any]:
     return {"seen": digest(kept), "expected": undisturbed(side=1000)}
 
 
+def listens(port: int) -> bool:
+    """Tell whether somebody on this machine accepts connections at a port."""
+    with socket.socket() as end:
+        return end.connect_ex(("127.0.0.1", port)) == 0
+
+
 def client() -> dict[str, Any]:
     """Reach the cluster through the Ray Client."""
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": int(sys.argv[2])},
     )
+    wait_until(lambda: listens(int(sys.argv[2])), 60)  # the server starts after the cluster
     found = {}
     for shared_memory in (True, False):
         loader = a_loader(2, address=f"ray://127.0.0.1:{sys.argv[2]}", shared_memory=shared_memory)
