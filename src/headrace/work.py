@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
 from headrace.data import Deferred, built
@@ -39,6 +39,9 @@ class StreamEnd(Enum):
 
 
 STREAM_END = StreamEnd.STREAM_END
+
+_WORTH_IT = 256
+"""Up to how many samples of all workers' batches together a worker evaluates the others' steps along with its own."""
 
 _PLACES = range(2**62)
 """What numbers the samples of a batch that has no positions."""
@@ -120,7 +123,7 @@ class Work:
         torch_worker._worker_info = self.info(worker_id, workers)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        return Worker(self, worker_id, alone=workers == 1)
+        return Worker(self, worker_id, workers)
 
     def info(self, worker_id: int, workers: int) -> Any:
         """Return what `torch.utils.data.get_worker_info` tells in a worker."""
@@ -147,13 +150,13 @@ class Worker:
     Attributes:
         work: What to do.
         worker_id: Which worker this is.
-        alone: Whether there is no other, so that it gets all steps, one after another.
+        workers: How many there are, among which steps are dealt.
         remarks: What there is to say about the task that was run last, its batch or the error in its place.
     """
 
     work: Work
     worker_id: int = 0
-    alone: bool = True
+    workers: int = 1
     remarks: list[Remark] = field(init=False, default_factory=list)
     _stream: int = field(init=False, default=-1)
     _samples: Iterator[Any] = field(init=False, default_factory=lambda: iter(()))
@@ -162,7 +165,7 @@ class Worker:
     _again: int = field(init=False, default=0)
     _stateful: Any = field(init=False, default=None)
     _stream_generators: Generators | None = field(init=False, default=None)
-    _span: dict[PlanTask, tuple[Positions, Indices]] = field(init=False, default_factory=dict)
+    _span: tuple[PlanTask, Sequence[tuple[Positions, Indices]]] = field(init=False, default=(PlanTask(0, 0, 0), ()))
 
     def __post_init__(self) -> None:
         self._begun = 0
@@ -280,16 +283,18 @@ class Worker:
         return batch
 
     def _rows(self, task: PlanTask) -> tuple[Positions, Indices]:
-        """Return a task's positions and indices; for a worker that is alone, evaluated along with the next tasks'."""
+        """Return a task's positions and indices; where it pays, evaluated along with those of the next tasks."""
         plan = self.work.plan
         assert plan is not None, "a PlanTask needs a plan"
-        if not self.alone:
+        if self.workers > 1 and self.workers * plan.batch_size > _WORTH_IT:
             positions = plan.positions(*task)
             return positions, plan.indices(task.epoch, positions)
-        if task not in self._span:
-            span = plan.span(*task)
-            self._span = {PlanTask(task.epoch, task.step + n, task.cursor): rows for n, rows in enumerate(span)}
-        return self._span[task]
+        first, rows = self._span
+        place = task.step - first.step
+        if not 0 <= place < len(rows) or (task.epoch, task.cursor) != (first.epoch, first.cursor):
+            place, rows = 0, plan.span(*task)
+            self._span = task, rows
+        return rows[place]
 
     def _planned(self, task: PlanTask, seeded: bool) -> Any:
         positions, indices = self._rows(task)
@@ -307,7 +312,7 @@ class Worker:
 
     def _collate(self, data: Any, samples: Any, keys: Keys, seeded: bool, task: PlanTask | None = None) -> Any:
         here.place = COLLATION
-        if seeded:
+        if seeded and self.work.collate_fn is not default_convert:  # which draws nothing
             seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
         try:
             return self.work.collate_fn(data if self.work.batched else data[0])

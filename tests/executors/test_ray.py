@@ -71,13 +71,13 @@ def test_workers_that_end_themselves(executor: RayExecutor, how: str, tmp_path: 
 def test_a_task_that_ends_every_worker_is_named(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_pool, "MOST_DEATHS", 2)
+    monkeypatch.setattr(ray_pool, "MOST_DEATHS", 3)
     loader = a_loader(Mortal(tmp_path, ends=[7], times=99), executor)
     reader = iter(loader)
     assert [next(reader)["index"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(WorkerDied) as caught:
         next(reader)
-    assert any("samples [6, 7, 8]) ended 2 workers" in line for line in caught.value.__notes__)
+    assert any("samples [6, 7, 8]) ended 3 workers" in line for line in caught.value.__notes__)
     assert next(reader)["index"].tolist() == [9, 10, 11]
 
 

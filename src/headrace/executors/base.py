@@ -11,7 +11,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
@@ -44,7 +44,7 @@ class Failure:
             wrapped.exc_type = RuntimeError
         return cls(wrapped, tuple(getattr(error, "__notes__", ())))
 
-    def reraise(self) -> None:
+    def reraise(self) -> NoReturn:
         """Raise the same type of exception, as torch rebuilds it, with the notes."""
         try:
             self.wrapped.reraise()  # type: ignore[no-untyped-call]
@@ -52,6 +52,7 @@ class Failure:
             for note in self.notes:
                 error.add_note(note)
             raise
+        raise AssertionError("torch's wrapper always raises")
 
 
 @dataclass(frozen=True)

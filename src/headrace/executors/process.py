@@ -162,6 +162,7 @@ class _ProcessPool(Pool):
         future.worker = peer.worker
         peer.unanswered.append(future)
         peer.hand(future, None, self._lender.lend(peer, len(peer.unanswered), self._peers))
+        peer.send()
         if not peer.open:
             self._bury(peer)
 

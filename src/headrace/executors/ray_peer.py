@@ -2,12 +2,15 @@
 
 import time
 from collections import deque
+from itertools import islice
 from typing import Any
 
 from headrace.executors.ray_actor import Begun
 from headrace.executors.wire import Assigned, Wire
+from headrace.memory.codec import is_inline
 from headrace.memory.pickling import Pickler
 from headrace.types import Task
+from headrace.work import Work
 
 _CREDIT = 2
 """How many tasks a worker has at a time: one that it is at, and one that it need not wait for."""
@@ -21,21 +24,26 @@ _MOST_CREDIT = 64
 _MOST_BUNDLE = 16
 """Nor more than so many in one call."""
 
+_DOUBTFUL = 2
+"""A task that so many workers died at, as it seemed, has the next one to itself."""
+
 
 class Asked(Assigned):
     """The future of a task.
 
     Attributes:
         sent_s: When it was given to a worker first, or first since it was put back; 0 if to none.
+        key: What its random numbers hang on: its number, or None where there is a plan.
         holders: The workers that have it.
         bound: The only worker that may compute it, or None.
     """
 
-    __slots__ = ("bound", "holders", "sent_s")
+    __slots__ = ("bound", "holders", "key", "sent_s")
 
-    def __init__(self, task: Task, number: int, kind: type[Pickler], bound: int | None) -> None:
+    def __init__(self, task: Task, number: int, kind: type[Pickler], work: Work, worker: int | None) -> None:
         super().__init__(task, number, kind)
-        self.bound = bound
+        self.key = number if work.by_number else None
+        self.bound = None if work.repeatable else worker
         self.sent_s = 0.0
         self.holders: list[RayPeer] = []
 
@@ -80,14 +88,13 @@ class RayPeer:
         """Take an answer that came over the socket: they come in order."""
         assert self.wire is not None
         future = self.unanswered[0]
+        self.pace(time.monotonic() - self.heard_s, small=is_inline(parts))
         self.settle(future)
         future.land(parts, self.wire.loans)
 
     def settle(self, future: Asked) -> bool:
         """Note that a task is answered; return whether the worker still had it."""
         now_s = time.monotonic()
-        if self.wire is not None:
-            self.pace(now_s - self.heard_s, small=False)
         self.heard_s = now_s
         self.suspect = False
         if self not in future.holders:  # it was taken away meanwhile
@@ -104,6 +111,23 @@ class RayPeer:
         each = max(self.task_s, 1e-6)
         self.credit = int(min(max(_CREDIT, _BUSY_S / each), _MOST_CREDIT))
         self.bundle = int(min(max(1, _BUSY_S / _CREDIT / each), _MOST_BUNDLE)) if small else 1
+
+    def takes(self, future: Asked) -> bool:
+        """Tell whether it may be given a task now."""
+        if self in future.holders:
+            return False
+        # The answer to the task before may be lost with a worker. Who dies with one task alone died of that.
+        if any(one.deaths >= _DOUBTFUL for one in (future, *islice(self.unanswered, 1))):
+            return not self.unanswered
+        return len(self.unanswered) < self.credit
+
+    def next_bundle(self) -> list[Asked]:
+        """Take from what it was given what goes into one call."""
+        # What workers died at goes alone, or it would take the blame for what goes with it.
+        late = (place for place, one in enumerate(self.to_send[: self.bundle]) if one.deaths)
+        count = next(late, self.bundle) or 1
+        some, self.to_send = self.to_send[:count], self.to_send[count:]
+        return some
 
     @property
     def load(self) -> tuple[bool, int]:

@@ -8,12 +8,12 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note
-from headrace.executors.base import Failure, Future, Pool, name_task
+from headrace.executors.base import Future, Pool, name_task
 from headrace.executors.ray_actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray_bench import BENCH
 from headrace.executors.ray_cluster import LEFT, Head, few_came, none_came, room
@@ -75,9 +75,10 @@ class RayPool(Pool):
         # What Ray says of a call to an actor that is no more.
         of = ray.exceptions
         self._gone = (of.RayActorError, of.OutOfMemoryError, of.NodeDiedError, of.WorkerCrashedError)
-        self._refusal: partial[NoReturn] | None = None
+        self._refusal: Callable[[], NoReturn] | None = None
         self._queue: deque[weakref.ref[Asked]] = deque()  # what nobody waits for any more need not be computed
-        self._submitted = self._hired = 0
+        self._submitted = self._hired = self._most = 0  # most: how many tasks there have been at a time
+        self._bundle = 1  # where tasks are short, so many are waited for before they are dealt
         self._ages: deque[float] = deque(maxlen=64)
         self._started_s = self._looked_s = time.monotonic()
         self._few_told = False
@@ -150,7 +151,7 @@ class RayPool(Pool):
             text = f"{peer} runs {there}, and the rank {here}: neither code nor bits would be the same"
             self._refuse(partial(_raise_new, ClusterUnavailable, f"{text}. Install the same on all nodes."))
         elif peer.begun.failure is not None:
-            self._refuse(partial(_reraise, peer.begun.failure))
+            self._refuse(peer.begun.failure.reraise)
         elif peer.begun.near:
             peer.call = peer.actor.serve.remote()
             self._bell.tell_of(peer.call, (peer, "served"))
@@ -211,6 +212,7 @@ class RayPool(Pool):
     def _put_back(self, future: Asked) -> None:
         future.sent_s = 0.0
         self._queue.appendleft(weakref.ref(future))
+        self._bundle = 1  # it is late
 
     def _dismiss(self, peer: RayPeer) -> None:
         """Take no more from a worker."""
@@ -221,12 +223,11 @@ class RayPool(Pool):
             wire.close()
         self._door.send_away(peer.ident)
 
-    def _refuse(self, refusal: "partial[NoReturn]") -> None:
+    def _refuse(self, refusal: Callable[[], NoReturn]) -> None:
         """Give up: whatever is asked for from now on raises."""
         self.breaks()
         self._refusal = self._refusal or refusal
-        queued = [reference() for reference in self._queue]
-        for future in [*queued, *(one for peer in self._peers for one in peer.unanswered)]:
+        for future in [*(one() for one in self._queue), *(one for peer in self._peers for one in peer.unanswered)]:
             if future is not None and not future.done():
                 future.resolve_later(self._refusal)
         self._queue.clear()
@@ -236,21 +237,22 @@ class RayPool(Pool):
     def submit(self, task: Task, worker: int | None = None) -> Future:
         """Put a task where the next worker that has too little to do finds it."""
         self._check_owner()
-        future = Asked(task, self._submitted, self._kind, None if self.work.repeatable else worker)
+        future = Asked(task, self._submitted, self._kind, self.work, worker)
         self._submitted += 1
         if self._refusal is not None:
             future.resolve_later(self._refusal)
         else:
             self._queue.append(weakref.ref(future))
-            self._deal()
+            if len(self._queue) >= self._bundle:
+                self._deal()
         return future
 
     def _deal(self) -> None:
-        """Give tasks to workers that have too little to do, as soon as there are enough of them for a call."""
+        """Give tasks to workers that have too little to do."""
         peers = [peer for peer in self._peers if peer.up]
-        bundle = max([peer.bundle for peer in peers], default=1)
-        if len(self._queue) < bundle and all(peer.unanswered for peer in peers):
-            return
+        self._most = max(self._most, len(self._queue) + sum(len(peer.unanswered) for peer in peers))
+        share = self._most // max(1, 2 * len(peers))  # so that all have some, and the next when they are done
+        self._bundle = max(1, min(share, max([peer.bundle for peer in peers], default=1)))
         kept = []
         while self._queue:
             future = self._queue.popleft()()
@@ -273,8 +275,8 @@ class RayPool(Pool):
             if future.bound is not None:
                 if future.bound == peer.worker:
                     return peer
-            elif len(peer.unanswered) < peer.credit and peer not in future.holders:
-                if 0 < len(peer.to_send) < peer.bundle:
+            elif peer.takes(future):
+                if 0 < len(peer.to_send) < min(peer.bundle, self._bundle):
                     return peer
                 if best is None or peer.load < best.load:
                     best = peer
@@ -288,21 +290,21 @@ class RayPool(Pool):
             peer.heard_s = now_s
         future.holders.append(peer)
         peer.unanswered.append(future)
-        if peer.wire is None:
-            peer.to_send.append(future)
-        else:
-            number = future.number if self.work.by_number else None
-            peer.wire.hand(future, number, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
+        peer.to_send.append(future)
 
     def _send(self, peers: Sequence[RayPeer]) -> None:
-        """Call actors on other hosts: once for several tasks where they are short and their batches small."""
+        """Send workers what they were given: several tasks at a time where they are short and their batches small."""
         for peer in peers:
             while peer.to_send:
-                some, peer.to_send = peer.to_send[: peer.bundle], peer.to_send[peer.bundle :]
-                tasks = [(one.task, one.number if self.work.by_number else None) for one in some]
-                call = peer.actor.run.options(num_returns=2).remote(tasks)
-                peer.call = call[0]
-                self._bell.tell_of(call[0], (peer, "answered", some, call[1]))
+                some = peer.next_bundle()
+                if peer.wire is None:
+                    call = peer.actor.run.options(num_returns=2).remote([(one.task, one.key) for one in some])
+                    peer.call = call[0]
+                    self._bell.tell_of(call[0], (peer, "answered", some, call[1]))
+                    continue
+                for one in some:
+                    peer.wire.hand(one, one.key, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
+                peer.wire.send()
 
     def _answered(self, peer: RayPeer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
@@ -343,9 +345,12 @@ class RayPool(Pool):
         """Wait until one of the futures is done, and meanwhile see to it that one will be."""
         self._check_owner()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._queue or time.monotonic() - self._looked_s > _LOOK_AROUND_S:  # also where nothing is waited for
-            self._pump(0)
+        if len(self._queue) >= self._bundle or time.monotonic() - self._looked_s > _LOOK_AROUND_S:
+            self._pump(0)  # also where nothing is waited for
         while not any(future.done() for future in futures):
+            if self._queue and not all(peer.unanswered for peer in self._peers if peer.up):
+                with InterruptsHeld():
+                    self._deal()
             if timeout_s is not None and not any(peer.up for peer in self._peers):
                 deadline = time.monotonic() + timeout_s  # to start workers has a time limit of its own
             left = _LOOK_S if deadline is None else min(deadline - time.monotonic(), _LOOK_S)
@@ -373,7 +378,7 @@ class RayPool(Pool):
                     self._accept()
                 else:
                     self._exchange(chosen.data, events)
-            if ready and self._queue:
+            if ready and len(self._queue) >= self._bundle:
                 self._deal()
             if time.monotonic() - self._looked_s > _LOOK_AROUND_S:
                 self._look_around()
@@ -493,8 +498,3 @@ def _raise(error: BaseException) -> NoReturn:
 
 def _raise_new(kind: type[Exception], text: str, cause: BaseException | None = None) -> NoReturn:
     raise kind(text) from cause
-
-
-def _reraise(failure: Failure) -> NoReturn:
-    failure.reraise()
-    raise AssertionError("a failure always raises")

@@ -175,7 +175,7 @@ class _Crew:
         self.refusals: dict[int, Failure | None] = {}  # by worker, once it has begun
         self.tried = self.serial = self.closed = False
         self.false_alarms = 0
-        self.workers = [Worker(self.work, worker, alone=workers == 1) for worker in range(workers)]
+        self.workers = [Worker(self.work, worker, workers) for worker in range(workers)]
 
     def serve(self, worker_id: int) -> None:
         """Compute jobs until the crew is closed; the body of a worker thread."""

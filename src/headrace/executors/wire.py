@@ -34,6 +34,9 @@ more often: at 20 ms and five kills a second one in ten, and all ten in a row ha
 
 _COUNT = struct.Struct("<Q")
 
+_PLAIN = memoryview(pickle.dumps((None, [], []), 5))
+"""What most tasks come with: no number, and no slots."""
+
 EMPTY_FRAME = _COUNT.pack(0)
 """A frame without parts: a word from a worker that is no answer."""
 
@@ -120,12 +123,14 @@ class Wire:
         return self.end.fileno() >= 0
 
     def hand(self, future: Assigned, number: int | None, slots: tuple[list[int], list[int]]) -> None:
-        """Send a task, its number where its random numbers hang on it, and the slots from a `Lender`."""
-        self.outbox.extend(frame([memoryview(pickle.dumps((number, *slots), 5)), *future.parts]))
-        self.send()
+        """Put down to be sent a task, its number where its random numbers hang on it, and the slots from a `Lender`."""
+        head = _PLAIN if number is None and slots == ([], []) else memoryview(pickle.dumps((number, *slots), 5))
+        self.outbox.extend(frame([head, *future.parts]))
 
     def send(self) -> None:
         """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
+        if len(self.outbox) > 1 and sum(map(len, self.outbox)) <= _JOINED_BYTES:
+            self.outbox = deque([memoryview(b"".join(self.outbox))])
         while self.outbox:
             try:
                 sent = self.end.send(self.outbox[0])
@@ -224,7 +229,16 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
     scratch = memoryview(bytearray(_JOINED_BYTES))
     rest = scratch[:0]
 
+    def cut(size: int) -> bytearray | None:
+        """Return so many bytes if they are there."""
+        nonlocal rest
+        if size > len(rest):
+            return None
+        part, rest = bytearray(rest[:size]), rest[size:]
+        return part
+
     def take(size: int) -> Generator[memoryview, int, bytearray]:
+        """Return so many bytes when they have come."""
         nonlocal rest
         part = bytearray(size)
         missing = memoryview(part)
@@ -240,10 +254,10 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
                 missing = missing[(yield missing) :]
 
     while True:
-        (count,) = _COUNT.unpack((yield from take(_COUNT.size)))
-        sizes = yield from take(_COUNT.size * count)
+        (count,) = _COUNT.unpack(cut(_COUNT.size) or (yield from take(_COUNT.size)))
+        sizes = cut(_COUNT.size * count) or (yield from take(_COUNT.size * count))
         parts = []
         for (size,) in _COUNT.iter_unpack(sizes):
-            parts.append((yield from take(size)))
+            parts.append(cut(size) or (yield from take(size)))
         deliver(parts)
         del parts  # the batch's memory belongs to the user now

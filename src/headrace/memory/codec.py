@@ -22,6 +22,9 @@ INLINE_PARTS = 16
 _INLINE = (-1, 0)
 """The place of a part that goes through the socket."""
 
+_NO_SLOT = struct.pack("<q", -1)
+"""What a message begins with that needs no slot."""
+
 
 class SlotWriter:
     """A worker's side: lays batches into its slots.
@@ -135,6 +138,11 @@ class Slots(Protocol):
 
     def forget(self, slot: int) -> None:
         """Take note of a slot that the worker has given up."""
+
+
+def is_inline(message: Sequence[Buffer]) -> bool:
+    """Tell whether all of what a `SlotWriter` wrote is in the message."""
+    return message[0][:8] == _NO_SLOT
 
 
 def lift(message: Sequence[Buffer], slots: Slots) -> list[Buffer]:

@@ -1,5 +1,6 @@
 """Values as bytes, by pickle protocol 5: the data of tensors and arrays out of band, large `bytes` uncopied."""
 
+import functools
 import pickle
 from collections.abc import Sequence
 from itertools import combinations
@@ -138,6 +139,9 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
+    if kind is None and shared and type(value) is torch.Tensor and _is_plain(value):
+        memory: Any = value.detach().numpy()
+        return [[_stream_of(value.dtype, value.shape, value.requires_grad)], [pickle.PickleBuffer(memory).raw()]]
     if kind is None and _second is not None:
         try:
             return dump(value, shared, Pickler)
@@ -149,6 +153,12 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     if regions:  # which keep whatever the first pickler made, so that no address stands for something new
         stream, buffers, _ = _dump(kind, value, regions, shared)
     return [stream, *([buffer.raw()] for buffer in buffers)]
+
+
+@functools.lru_cache(maxsize=64)
+def _stream_of(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> bytes:
+    """Return what a `Pickler` writes for a plain tensor: nothing of it hangs on the data."""
+    return b"".join(_dump(Pickler, torch.empty(shape, dtype=dtype, requires_grad=requires_grad), {}, True)[0])
 
 
 def _dump(
@@ -240,6 +250,17 @@ def _is_memory(tensor: torch.Tensor) -> bool:
     )
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is nothing but memory of its own, without gaps, that numpy has a type for."""
+    return (
+        _is_memory(tensor)
+        and tensor.is_contiguous()
+        and tensor.dtype in _ARRAYS
+        and tensor.numel() > 0
+        and not (tensor.__dict__ or tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def _pickles_as_tensor(kind: type[torch.Tensor]) -> bool:
     """Tell whether a subclass leaves pickling to torch.Tensor and has memory like it."""
     return (
@@ -278,7 +299,8 @@ def _closed_up(value: torch.Tensor) -> torch.Tensor:
 
 def _tensor(raw: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     flat = torch.frombuffer(raw, dtype=dtype) if len(raw) else torch.empty(0, dtype=dtype, device="cpu")
-    return flat.reshape(shape).requires_grad_(requires_grad)
+    tensor = flat if len(shape) == 1 else flat.reshape(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _view(

@@ -20,8 +20,8 @@ _SUBSTITUTE_DRAWS = 128
 
 _EPOCHS_KEPT = 2
 
-_SPAN = 8192
-"""How many positions an order is evaluated at in one go, about."""
+_SPAN, _SPAN_STEPS = 8192, 1024
+"""At how many positions an order is evaluated in one go, about, and for how many steps at most."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Plan:
         positions = self.positions(epoch, step, cursor)
         size = self.batch_size
         start = cursor + step * self.global_batch
-        stop = min(start + max(1, _SPAN // size) * self.global_batch, self.end(cursor))
+        stop = min(start + min(max(1, _SPAN // size), _SPAN_STEPS) * self.global_batch, self.end(cursor))
         if type(self.order).deal is Order.deal and not self._in_runs(stop):
             positions = _array(self._places(start, stop)) + start
         indices = self.indices(epoch, positions)
