@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.ray_here import PLANES, Blocks, has_data, missing, on_ray, ray_here, warm
+from benchmarks.ray_here import PLANES, STORE, Blocks, has_data, missing, on_ray, ray_here, warm
 from benchmarks.rows import Row, compared, in_turn
 
-RUNS, RUNS_WITH_DATA = 7, 3
+RUNS = 7
 SAMPLE_S, BATCH = 0.02, 16
+WORKERS = (16, 8, 4, 2, 1)
+"""The largest first: the others find its actors."""
+
 ROUNDS = 6
 """How many batches each worker makes while the clock runs."""
 
@@ -58,21 +61,30 @@ def ray_scaling() -> Iterator[Row]:
     if missing("ray"):
         return
     ray_here()
-    with_data = has_data()
-    for workers in (16, 8, 4, 2, 1):  # the largest first: the others find its actors
-        first = max(2, workers)
-        batches = first + ROUNDS * workers
-        dataset = Remote(batches * BATCH)
-        read = partial(per_batch, first=first)
-        ours: Any = None
+    ours: Any = None
+    for workers in WORKERS:
+        dataset, first = remote(workers)
         for plane, executor in PLANES.items():
-            names = {f"16 samples of 20 ms, {workers} worker(s), {plane}": "ms"}
-            ours = None
+            ours = None  # its actors serve the next
             ours = warm(on_ray(dataset, BATCH, executor, workers))
-            taken = in_turn({"ours": partial(read, ours), "ideal": partial(ideal, dataset, workers)}, RUNS)
+            ways = {"ours": partial(per_batch, ours, first), "ideal": partial(ideal, dataset, workers)}
+            taken = in_turn(ways, RUNS)
+            del ways
+            names = {f"16 samples of 20 ms, {workers} worker(s), {plane}": "ms"}
             yield from compared(names, taken["ours"], taken["ideal"], f"a plain loop / {workers}")
-        if with_data:
-            theirs = Blocks(dataset, batches, BATCH, workers, batches)
-            read(theirs)  # its worker processes start
-            taken = in_turn({"ours": partial(read, ours), "Ray Data": partial(read, theirs)}, RUNS_WITH_DATA)
-            yield from compared(names, taken["ours"], taken["Ray Data"], "Ray Data")
+    for workers in WORKERS if has_data() else ():
+        dataset, first = remote(workers)
+        ours = None
+        ours = warm(on_ray(dataset, BATCH, STORE, workers))
+        batches = len(dataset) // BATCH
+        theirs = Blocks(dataset, batches, BATCH, workers, batches)
+        per_batch(theirs, first)  # its worker processes start
+        taken = in_turn({"ours": partial(per_batch, ours, first), "Ray Data": partial(per_batch, theirs, first)}, 3)
+        names = {f"16 samples of 20 ms, {workers} worker(s), Ray through its store": "ms"}
+        yield from compared(names, taken["ours"], taken["Ray Data"], "Ray Data")
+
+
+def remote(workers: int) -> tuple[Remote, int]:
+    """Return a dataset for so many workers, and how many of its batches the clock waits for."""
+    first = max(2, workers)
+    return Remote((first + ROUNDS * workers) * BATCH), first
