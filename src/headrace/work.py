@@ -312,7 +312,8 @@ class Worker:
 
     def _collate(self, data: Any, samples: Any, keys: Keys, seeded: bool, task: PlanTask | None = None) -> Any:
         here.place = COLLATION
-        if seeded and self.work.collate_fn is not default_convert:  # which draws nothing
+        converts = self.work.collate_fn is default_convert and not self.work.batched
+        if seeded and not (converts and type(data[0]) is torch.Tensor):  # which draws nothing
             seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
         try:
             return self.work.collate_fn(data if self.work.batched else data[0])

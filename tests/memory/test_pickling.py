@@ -304,3 +304,12 @@ def test_data_lies_out_of_band() -> None:
 def test_what_cannot_be_pickled_raises() -> None:
     with pytest.raises((pickle.PicklingError, AttributeError)):
         encode([lambda: None])
+
+
+def test_a_default_device_of_the_user_s_is_for_the_user() -> None:
+    torch.set_default_device("meta")
+    try:
+        back = decode(encode(torch.arange(7, device="cpu")))
+    finally:
+        torch.set_default_device(None)
+    assert back.tolist() == [0, 1, 2, 3, 4, 5, 6]

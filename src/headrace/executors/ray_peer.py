@@ -121,6 +121,12 @@ class RayPeer:
             return not self.unanswered
         return len(self.unanswered) < self.credit
 
+    def helps(self, future: Asked) -> bool:
+        """Tell whether it may be given a task that others have, too."""
+        if not self.up or self.suspect or self in future.holders:
+            return False
+        return future.deaths < _DOUBTFUL or not self.unanswered
+
     def next_bundle(self) -> list[Asked]:
         """Take from what it was given what goes into one call."""
         # What workers died at goes alone, or it would take the blame for what goes with it.

@@ -409,7 +409,7 @@ class RayPool(Pool):
         for holder in head.holders:
             holder.suspect = True
         for future in {future: None for holder in head.holders for future in holder.unanswered}:
-            others = [one for one in self._peers if one.up and not one.suspect and one not in future.holders]
+            others = [one for one in self._peers if one.helps(future)]
             if others and all(one.suspect for one in future.holders) and not future.done():
                 self._give(future, min(others, key=lambda one: one.load))
         self._send(self._peers)

@@ -158,7 +158,8 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
 @functools.lru_cache(maxsize=64)
 def _stream_of(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> bytes:
     """Return what a `Pickler` writes for a plain tensor: nothing of it hangs on the data."""
-    return b"".join(_dump(Pickler, torch.empty(shape, dtype=dtype, requires_grad=requires_grad), {}, True)[0])
+    like = torch.empty(shape, dtype=dtype, requires_grad=requires_grad, device="cpu")  # whatever device is the default
+    return b"".join(_dump(Pickler, like, {}, True)[0])
 
 
 def _dump(

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.errors import SlotTooLarge
 
 ALIGNMENT = 64
@@ -69,10 +71,11 @@ class Mapping:
     def __init__(self, descriptor: int, size: int, private: bool = False) -> None:
         protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         try:
-            self._pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+            # Read-only, so that it is not counted as memory that may be asked for.
+            self._pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON, mmap.PROT_READ)
         except OSError as error:
             raise _unmappable(size, error.errno) from error
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        self.address: int = np.frombuffer(self._pages, np.uint8).ctypes.data
         self.size = size
         if _LIBC.mmap(self.address, size, protection, kind | _MAP_FIXED, descriptor, 0) == _FAILED:
             raise _unmappable(size, ctypes.get_errno())
