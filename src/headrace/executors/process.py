@@ -77,6 +77,7 @@ class _ProcessPool(Pool):
         keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
         self._peers: list[Peer] = []
         self._lost: list[BaseProcess] = []  # not waited for yet
+        self._remark = ""  # what to add to the error about any worker's end, since the pool has given up
         self._submitted = 0
         self._lender = Lender()
         self._selector = selectors.DefaultSelector()
@@ -232,7 +233,7 @@ class _ProcessPool(Pool):
         self._check_owner()
         false_starts = 0 if peer.up else peer.false_starts + 1
         if false_starts == MOST_FALSE_STARTS:
-            peer.remark = (
+            peer.remark = self._remark = (
                 f"headrace: {false_starts} processes in a row died as worker {peer.worker} before they could "
                 "do a task: unpickling the dataset, or worker_init_fn, may end them"
             )
@@ -269,8 +270,8 @@ class _ProcessPool(Pool):
         self._hang_up(peer)
         while peer.unanswered:
             error = death(peer.process)
-            if peer.remark:
-                error.add_note(peer.remark)
+            if peer.remark or self._remark:
+                error.add_note(peer.remark or self._remark)
             peer.unanswered.popleft().fail(error)
 
     def _blame(self, future: Assigned, peer: Peer) -> None:
