@@ -1,6 +1,7 @@
 """Generators of each sample's own, and the watch over those that a process shares."""
 
 import random
+import sys
 import threading
 from typing import Any
 
@@ -9,13 +10,13 @@ import pytest
 import torch
 
 import headrace
-from headrace.randomness import COLLATION, Generators, Keys, here
+from headrace.randomness import COLLATION, Drawing, Generators, Keys, here
 
 
 @pytest.fixture(autouse=True)
 def _outside() -> Any:
     yield
-    here.keys, here.place = None, COLLATION
+    here.drawing = None
 
 
 def draws() -> tuple[float, float]:
@@ -23,8 +24,13 @@ def draws() -> tuple[float, float]:
     return headrace.rng().random(), torch.rand((), generator=headrace.torch_rng()).item()
 
 
+def drawing() -> Drawing:
+    assert here.drawing is not None
+    return here.drawing
+
+
 def at(seed: int, epoch: int, numbers: list[int], place: int) -> tuple[float, float]:
-    here.keys, here.place = Keys(seed, epoch, numbers), place
+    here.drawing = Drawing(Keys(seed, epoch, numbers), place)
     return draws()
 
 
@@ -41,19 +47,19 @@ def test_a_sample_goes_on_drawing_and_the_next_begins_anew() -> None:
     second = draws()
     assert second != first
     assert at(0, 0, [5, 6], 0) == first, "the same batch, begun again"
-    here.place = 1
+    drawing().place = 1
     assert draws() not in (first, second)
 
 
 def test_threads_have_their_own() -> None:
     expected = at(0, 0, [5, 6], 0)
     seen: list[Any] = []
-    here.place = 1
+    drawing().place = 1
     thread = threading.Thread(target=lambda: seen.append(at(0, 0, [5, 6], 0)))
     thread.start()
     thread.join()
     assert seen == [expected]
-    assert here.place == 1
+    assert drawing().place == 1
 
 
 def test_outside_of_a_batch_torchs_seed_rules() -> None:
@@ -86,3 +92,37 @@ def test_the_watch_names_who_moved_and_puts_it_back(name: str, draw: Any) -> Non
     before.restore()
     assert before.moved() == []
     assert float(draw()) == first
+
+
+class Raises(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError(headrace.rng().random())
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 0}], ids=["parity", "plan"])
+@pytest.mark.parametrize("dataset", [[0.5], Raises()], ids=["batch", "error"])
+def test_no_interrupt_leaves_a_batch_in_work_behind(dataset: Any, options: dict[str, Any]) -> None:
+    loader = headrace.DataLoader(dataset, executor="inline", **options)
+    events: list[tuple[str, str]] = []
+
+    def watch(frame: Any, event: str, argument: Any) -> None:
+        name = frame.f_code.co_qualname
+        if here.drawing is not None or (events and name == "Worker.run" and events[-1][1] != name):
+            events.append((event, name))
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        list(loader)
+    except ValueError:
+        pass
+    finally:
+        sys.setprofile(before)
+    *_, last_inside, end = events
+    # Python lets interrupts in where something is called, so that nothing may be called between the two.
+    assert end == ("return", "Worker.run")
+    assert last_inside[0] == "return"
+    assert here.drawing is None

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, StackDataset, Subset
 
 from headrace.errors import note
 from headrace.plan.keys import sample_seeds
-from headrace.randomness import Generators, Keys, here, seed_from_words, wait_for_all
+from headrace.randomness import Drawing, Generators, Keys, here, seed_from_words, wait_for_all
 from headrace.types import Remark, Replaced
 
 Substitutes = Callable[[int, int], Sequence[int]]
@@ -66,36 +66,36 @@ class Fetcher:
             seeded: Whether to seed the process's generators for each sample, or for all if they come in one call.
             step: The plan's step, whose samples have positions; None if there is no plan.
         """
-        here.keys, here.place = keys, 0
+        here.drawing = drawing = Drawing(keys, 0)
         if self._in_bulk:
-            return self._bulk(indices, keys, seeded, step)
+            return self._bulk(indices, drawing, seeded, step)
         indices = list(indices)
         # Where generators are shared a batch is seeded only after it was seen to draw: then one by one.
         if self._threads > 1 and len(indices) > 1 and not (self._shared and seeded):
             samples = self._several(indices, keys, step)
             if samples is not None:
                 return samples
-        return self._one_by_one(indices, keys, seeded, step)
+        return self._one_by_one(indices, drawing, seeded, step)
 
-    def _bulk(self, indices: Any, keys: Keys, seeded: bool, step: int | None) -> Sequence[Any]:
+    def _bulk(self, indices: Any, drawing: Drawing, seeded: bool, step: int | None) -> Sequence[Any]:
         if seeded:
-            seed_from_words(_seeds(keys, 1)[0])
+            seed_from_words(_seeds(drawing.keys, 1)[0])
         try:
             samples: Sequence[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
-            note(error, f"while fetching samples {reprlib.repr(indices)}{_position(keys, 0, step)}")
+            note(error, f"while fetching samples {reprlib.repr(indices)}{_position(drawing.keys, 0, step)}")
             if not self._replaces(error) or not fetches_singly(self._dataset):
                 raise
-            here.anew()
+            drawing.anew()
             # Only one by one shows which sample is the broken one.
-            return self._one_by_one(list(indices), keys, seeded, step)
+            return self._one_by_one(list(indices), drawing, seeded, step)
         return samples
 
-    def _one_by_one(self, indices: list[Any], keys: Keys, seeded: bool, step: int | None) -> list[Any]:
+    def _one_by_one(self, indices: list[Any], drawing: Drawing, seeded: bool, step: int | None) -> list[Any]:
         samples: list[Any] = [None] * len(indices)
         replaced: dict[int, Replaced] = {}
         try:
-            self._fill(samples, range(len(indices)), indices, keys, seeded, step, replaced)
+            self._fill(samples, range(len(indices)), indices, drawing, seeded, step, replaced)
         finally:
             if replaced:
                 self._remarks.extend(replaced.values())
@@ -106,18 +106,18 @@ class Fetcher:
         samples: list[Any],
         places: Iterable[int],
         indices: list[Any],
-        keys: Keys,
+        drawing: Drawing,
         seeded: bool,
         step: int | None,
         replaced: dict[int, Replaced],
     ) -> None:
         """Fetch the samples at some places of a batch; note in `replaced`, by place, those that others stand for."""
-        dataset, state = self._dataset, here
+        dataset, keys = self._dataset, drawing.keys
         seeds = _seeds(keys, len(indices)) if seeded else None
         for place in places:
             if seeds is not None:
                 seed_from_words(seeds[place])
-            state.place = place
+            drawing.place = place
             try:
                 samples[place] = dataset[indices[place]]
             except Exception as error:
@@ -125,21 +125,22 @@ class Fetcher:
                 note(error, f"while fetching sample {index!r}{_position(keys, place, step)}")
                 if step is None or not self._replaces(error):
                     raise
-                instead = self._instead(error, keys, place, seeded)
+                instead = self._instead(error, drawing, seeded)
                 if instead is None:
                     raise
                 substitute, samples[place] = instead
                 position = keys.numbers[place]
                 replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
 
-    def _instead(self, error: Exception, keys: Keys, place: int, seeded: bool) -> tuple[int, Any] | None:
+    def _instead(self, error: Exception, drawing: Drawing, seeded: bool) -> tuple[int, Any] | None:
         """Return the index and the sample that take a broken one's place; None, and a note, if there is none."""
         assert self._substitutes is not None
-        position = keys.numbers[place]
+        keys = drawing.keys
+        position = keys.numbers[drawing.place]
         substitutes = self._substitutes(keys.epoch, position)
         for substitute in substitutes:
             # It takes the place with all that belongs to it: the random numbers are those of the position.
-            here.anew()
+            drawing.anew()
             if seeded:
                 seed_from_words(_seeds(keys._replace(numbers=[position]), 1)[0])
             try:
@@ -171,13 +172,13 @@ class Fetcher:
                     return
 
         def work() -> None:
-            outer = here.enter()
-            here.keys = keys
+            here.drawing = drawing = Drawing(keys, 0)
             try:
-                self._fill(samples, left(), indices, keys, False, step, replaced)
+                self._fill(samples, left(), indices, drawing, False, step, replaced)
             except BaseException as error:  # noqa: BLE001 - raised below
-                errors[here.place] = error
-            here.leave(outer)
+                errors[drawing.place] = error
+            finally:
+                here.drawing = None
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-fetch")

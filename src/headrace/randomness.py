@@ -111,49 +111,56 @@ COLLATION = -1
 """In the place of a sample's place in its batch: the batch as a whole."""
 
 
-class Here(threading.local):
-    """Where this thread's work stands, which its own generators are keyed by.
+class Drawing:
+    """What the generators of the batch in work are keyed by, and those that were asked for.
 
-    Attributes:
-        keys: Those of the batch in work; None outside of one.
-        place: Which of the batch's samples is in work, or `COLLATION`.
+    Args:
+        keys: The batch's.
+        place: Which of its samples is in work, or `COLLATION`.
     """
 
-    keys: Keys | None = None
-    place: int = COLLATION
+    __slots__ = ("_made", "keys", "place")
 
-    def __init__(self) -> None:
-        self._inside: dict[str, tuple[Keys, int, Any]] = {}
-        self._outside: dict[str, tuple[int, Any]] = {}
-
-    def enter(self) -> tuple[Any, ...]:
-        """Begin a batch, perhaps inside of another's sample; return what `leave` needs to go back to that."""
-        outer = self.keys, self.place, self._inside
-        self._inside = {}
-        return outer
-
-    def leave(self, outer: tuple[Any, ...]) -> None:
-        """End the batch."""
-        self.keys, self.place, self._inside = outer
+    def __init__(self, keys: Keys, place: int) -> None:
+        self.keys, self.place = keys, place
+        self._made: dict[str, tuple[int, Any]] = {}
 
     def anew(self) -> None:
         """Have the place in work begin again with its first numbers."""
-        self._inside.clear()
+        self._made.clear()
 
     def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
         """Return the generator of a kind for the place in work, made when it is first asked for."""
-        if self.keys is None:
-            seed = torch.initial_seed() % 2**64
-            if self._outside.get(kind, (None,))[0] != seed:
-                self._outside[kind] = seed, make(key(f"{kind} outside", seed))
-            return self._outside[kind][1]
-        made = self._inside.get(kind)
-        if made is None or made[0] is not self.keys or made[1] != self.place:
+        place, generator = self._made.get(kind, (None, None))
+        if place != self.place:
             seed, epoch, numbers = self.keys
             purpose, number = ("batch", numbers[0]) if self.place == COLLATION else ("sample", numbers[self.place])
-            made = self.keys, self.place, make(key(f"{kind} {purpose}", seed, epoch, number))
-            self._inside[kind] = made
-        return made[2]
+            generator = make(key(f"{kind} {purpose}", seed, epoch, number))
+            self._made[kind] = self.place, generator
+        return generator
+
+
+class Here(threading.local):
+    """Where this thread's work stands.
+
+    Attributes:
+        drawing: The batch in work; None outside of one. Whoever sets it puts it back by an assignment in a `finally`:
+            within a call, were it only to a method, an interrupt could come first.
+    """
+
+    drawing: Drawing | None = None
+
+    def __init__(self) -> None:
+        self._outside: dict[str, tuple[int, Any]] = {}
+
+    def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
+        """Return the batch's generator of a kind, or outside of one that which `torch.manual_seed` seeds."""
+        if self.drawing is not None:
+            return self.drawing.generator(kind, make)
+        seed = torch.initial_seed() % 2**64
+        if self._outside.get(kind, (None,))[0] != seed:
+            self._outside[kind] = seed, make(key(f"{kind} outside", seed))
+        return self._outside[kind][1]
 
 
 here = Here()

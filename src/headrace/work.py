@@ -21,6 +21,7 @@ from headrace.plan.keys import batch_seeds, generator_seeds_at, key
 from headrace.plan.plan import Plan
 from headrace.randomness import (
     COLLATION,
+    Drawing,
     Generators,
     Keys,
     callers_generators_kept,
@@ -205,7 +206,7 @@ class Worker:
         seeded = seeded and self.work.keyed
         if self.remarks:
             self.remarks.clear()  # of a try that was given up
-        outer = here.enter()
+        outer = here.drawing
         try:
             match task:
                 case PlanTask():
@@ -223,7 +224,7 @@ class Worker:
                 case _:
                     return self._sampled(list(task) if isinstance(task, range) else task.tolist(), number, seeded)
         finally:
-            here.leave(outer)
+            here.drawing = outer
 
     def run_inline(self, task: Task, number: int | None = None) -> Any:
         """Run a task in the caller's own process, its generators untouched where the work is keyed."""
@@ -311,7 +312,7 @@ class Worker:
         return self._collate(data, whole, keys, seeded)
 
     def _collate(self, data: Any, samples: Any, keys: Keys, seeded: bool, task: PlanTask | None = None) -> Any:
-        here.place = COLLATION
+        here.drawing = Drawing(keys, COLLATION)
         converts = self.work.collate_fn is default_convert and not self.work.batched
         if seeded and not (converts and type(data[0]) is torch.Tensor):  # which draws nothing
             seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
@@ -334,7 +335,7 @@ class Worker:
 
     def _next_portion(self, wanted: int) -> Portion | StreamEnd:
         keys = Keys(self._stream_key, self.worker_id, [self._read])
-        here.keys, here.place = keys, COLLATION
+        here.drawing = Drawing(keys, COLLATION)
         before, self._read = self._read, self._read + wanted  # so many does the rank count where this raises
         data = list(islice(self._samples, wanted))
         if len(data) < wanted:
