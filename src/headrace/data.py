@@ -191,9 +191,9 @@ class Deferred(Dataset[Any]):
         return home.dataset
 
     def _build(self) -> Any:
-        outer, before = here.enter(), Generators()
-        here.keys = None  # its random numbers are not those of a sample that is in work
+        outer, before = here.drawing, Generators()
         try:
+            here.drawing = None  # its random numbers are not those of a sample that is in work
             dataset = built(self.factory())
             self._check(dataset)
         except StopIteration as error:  # would pass for the end of the data
@@ -202,8 +202,8 @@ class Deferred(Dataset[Any]):
             note(error, f"while building the dataset of {self!r}")
             raise
         finally:
+            here.drawing = outer
             before.restore()
-            here.leave(outer)
         return dataset
 
     def _check(self, dataset: Any) -> None:
