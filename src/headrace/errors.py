@@ -43,6 +43,16 @@ def note(error: BaseException, text: str) -> None:
         error.add_note(line)
 
 
+def throw(error: BaseException) -> NoReturn:
+    """Raise an error, where an expression is called for."""
+    raise error
+
+
+def throw_new(kind: type[Exception], text: str, cause: BaseException | None = None) -> NoReturn:
+    """Raise an error that is made only then: whoever raises one again adds to its traceback."""
+    raise kind(text) from cause
+
+
 def bad_value(name: str, value: object, allowed: str, fix: str) -> NoReturn:
     """Raise the `ValueError` that every wrong option gets: its name, value, allowed range and the fix."""
     raise ValueError(f"{name}={value!r} is not allowed: expected {allowed}. {fix}")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import headrace
 from comparable import flat
@@ -23,6 +23,7 @@ from executors.mortal_datasets import Mortal
 from headrace import ClusterUnavailable, DataLoader, Deferred, MissingExtra, RayExecutor, WorkerDied
 from headrace.executors import ray_actor, ray_door, ray_pool
 from headrace.executors.ray_bench import BENCH
+from headrace.executors.ray_peer import Asked, RayPeer
 from rays import RAY, ray_actors
 from waiting import wait_until
 
@@ -98,6 +99,25 @@ def test_a_worker_that_stalls_is_helped_out(executor: RayExecutor, stalls: int, 
         for process in stopped:
             process.kill()
     assert len(stopped) == stalls
+
+
+@needs_ray
+@planes
+def test_short_tasks_travel_together(executor: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    alone = RayPeer.next_bundle
+
+    def counted(peer: RayPeer) -> list[Asked]:
+        some = alone(peer)
+        counts.append(len(some))
+        return some
+
+    monkeypatch.setattr(RayPeer, "next_bundle", counted)
+    dataset = TensorDataset(torch.arange(3000))
+    loader = a_loader(dataset, executor, prefetch_factor=16)
+    assert [flat(batch) for batch in loader] == undisturbed(dataset)
+    assert sum(counts) == 1000
+    assert len(counts) < 500
 
 
 def squares() -> list[Any]:

@@ -116,6 +116,7 @@ def test_others_compute_it_at_once(gated: Any) -> None:
             os.read(gate, 1)
 
     reader = iter(a_loader(dataset, batch_size=1, worker_init_fn=block_the_second, timeout=LIMIT_S))
+    assert reader._pool.wait([reader._window[1]], LIMIT_S), "the second worker is up"
     wait_until(lambda: dataset.counts()[0] == 1)
     os.kill(reader._workers[0].pid, signal.SIGKILL)  # the first task is the first worker's
     os.write(dataset.opener, b"xx")

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.executors.ray_actor import Begun
-from headrace.executors.wire import Assigned, Wire
+from headrace.executors.wire import TOOK, Assigned, Wire
 from headrace.memory.codec import is_inline
 from headrace.memory.pickling import Pickler
 from headrace.types import Task
@@ -17,6 +17,9 @@ _CREDIT = 2
 
 _BUSY_S = 0.01
 """Where tasks are short a worker has more of them, so that it has this long to do."""
+
+_MESSAGE_S = 0.001
+"""So much work, in seconds, and more is worth a message of its own to whoever has nothing to do."""
 
 _MOST_CREDIT = 64
 """No more than so many, however short they are."""
@@ -63,6 +66,7 @@ class RayPeer:
         suspect: Whether a task of its is overdue.
         credit: How many tasks it may have: few, unless they are short.
         bundle: How many of them go into one call: several if they are short and their batches small.
+        worth: How many of them are worth a message, whoever else has nothing to do.
         writes: Whether its socket had no room for all that it was sent.
         to_send: What it was given just now, on its way.
     """
@@ -80,7 +84,7 @@ class RayPeer:
         self.begun: Begun | None = None
         self.up = self.suspect = False
         self.task_s = self.heard_s = 0.0
-        self.credit, self.bundle = _CREDIT, 1
+        self.credit, self.bundle, self.worth = _CREDIT, 1, 1
         self.writes = False
         self._ages = ages
 
@@ -88,7 +92,8 @@ class RayPeer:
         """Take an answer that came over the socket: they come in order."""
         assert self.wire is not None
         future = self.unanswered[0]
-        self.pace(time.monotonic() - self.heard_s, small=is_inline(parts))
+        (task_s,) = TOOK.unpack(parts.pop())
+        self.pace(task_s, small=is_inline(parts))
         self.settle(future)
         future.land(parts, self.wire.loans)
 
@@ -111,6 +116,7 @@ class RayPeer:
         each = max(self.task_s, 1e-6)
         self.credit = int(min(max(_CREDIT, _BUSY_S / each), _MOST_CREDIT))
         self.bundle = int(min(max(1, _BUSY_S / _CREDIT / each), _MOST_BUNDLE)) if small else 1
+        self.worth = max(1, min(self.bundle, int(_MESSAGE_S / each)))
 
     def takes(self, future: Asked) -> bool:
         """Tell whether it may be given a task now."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from headrace.errors import ClusterUnavailable, WorkerDied, note
+from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_new
 from headrace.executors.base import Future, Pool, name_task
 from headrace.executors.ray_actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray_bench import BENCH
@@ -78,7 +78,7 @@ class RayPool(Pool):
         self._refusal: Callable[[], NoReturn] | None = None
         self._queue: deque[weakref.ref[Asked]] = deque()  # what nobody waits for any more need not be computed
         self._submitted = self._hired = self._most = 0  # most: how many tasks there have been at a time
-        self._bundle = 1  # where tasks are short, so many are waited for before they are dealt
+        self._bundle = self._worth = 1  # where tasks are short, how many are dealt at a time; to who is idle, at least
         self._ages: deque[float] = deque(maxlen=64)
         self._started_s = self._looked_s = time.monotonic()
         self._few_told = False
@@ -143,13 +143,13 @@ class RayPool(Pool):
             if isinstance(event.error, self._gone):
                 self._lose(peer, event.error)
             else:
-                self._refuse(partial(_raise, event.error))
+                self._refuse(partial(throw, event.error))
             return
         peer.begun = event.outcome
         if peer.begun.versions != versions():
             there, here = (", ".join(map(" ".join, one.items())) for one in (peer.begun.versions, versions()))
             text = f"{peer} runs {there}, and the rank {here}: neither code nor bits would be the same"
-            self._refuse(partial(_raise_new, ClusterUnavailable, f"{text}. Install the same on all nodes."))
+            self._refuse(partial(throw_new, ClusterUnavailable, f"{text}. Install the same on all nodes."))
         elif peer.begun.failure is not None:
             self._refuse(peer.begun.failure.reraise)
         elif peer.begun.near:
@@ -190,10 +190,10 @@ class RayPool(Pool):
         owed = [one for one in peer.unanswered if not one.done()]
         gone = peer.up and not self.work.repeatable
         if not self._head.joined():
-            self._refuse(partial(_raise_new, ClusterUnavailable, LEFT))
+            self._refuse(partial(throw_new, ClusterUnavailable, LEFT))
             return
         if self.broken or gone or false_starts == MOST_FALSE_STARTS:
-            self._refuse(partial(_raise_new, WorkerDied, end_of(peer, false_starts), error))
+            self._refuse(partial(throw_new, WorkerDied, end_of(peer, false_starts), error))
             return
         if peer.up and owed and at_fault and owed[0] is peer.unanswered[0]:
             owed[0].deaths += 1
@@ -212,7 +212,7 @@ class RayPool(Pool):
     def _put_back(self, future: Asked) -> None:
         future.sent_s = 0.0
         self._queue.appendleft(weakref.ref(future))
-        self._bundle = 1  # it is late
+        self._bundle = self._worth = 1  # it is late
 
     def _dismiss(self, peer: RayPeer) -> None:
         """Take no more from a worker."""
@@ -252,7 +252,9 @@ class RayPool(Pool):
         peers = [peer for peer in self._peers if peer.up]
         self._most = max(self._most, len(self._queue) + sum(len(peer.unanswered) for peer in peers))
         share = self._most // max(1, 2 * len(peers))  # so that all have some, and the next when they are done
-        self._bundle = max(1, min(share, max([peer.bundle for peer in peers], default=1)))
+        worth = min(self._most // 2, max([peer.worth for peer in peers], default=1))
+        self._worth = max(1, worth) if self.work.repeatable else 1
+        self._bundle = max(self._worth, min(share, max([peer.bundle for peer in peers], default=1)))
         kept = []
         while self._queue:
             future = self._queue.popleft()()
@@ -348,7 +350,7 @@ class RayPool(Pool):
         if len(self._queue) >= self._bundle or time.monotonic() - self._looked_s > _LOOK_AROUND_S:
             self._pump(0)  # also where nothing is waited for
         while not any(future.done() for future in futures):
-            if self._queue and not all(peer.unanswered for peer in self._peers if peer.up):
+            if self._queue and self._idle():
                 with InterruptsHeld():
                     self._deal()
             if timeout_s is not None and not any(peer.up for peer in self._peers):
@@ -361,6 +363,11 @@ class RayPool(Pool):
                 if self._settings.hedge and self.work.repeatable:
                     self._hedge(futures)
         return True
+
+    def _idle(self) -> bool:
+        """Tell whether some worker has nothing to do, though there is what is worth a message, or nobody at work."""
+        busy = [bool(peer.unanswered) for peer in self._peers if peer.up and not peer.suspect]
+        return not all(busy) and (len(self._queue) >= self._worth or not any(busy))
 
     def _pump(self, timeout_s: float) -> None:
         """Move bytes and deal tasks until something happened."""
@@ -421,14 +428,14 @@ class RayPool(Pool):
         self._started_s += max(0.0, now_s - self._looked_s - 2 * _LOOK_AROUND_S)
         self._looked_s = now_s
         if not self._head.joined():
-            self._refuse(partial(_raise_new, ClusterUnavailable, LEFT))
+            self._refuse(partial(throw_new, ClusterUnavailable, LEFT))
             return
         up = [peer for peer in self._peers if peer.up]
         waited_s = now_s - self._started_s
         late = waited_s > self._settings.start_timeout_s and self._queue
         if late and (not up or (len(up) < self.workers and not self.work.repeatable)):
             text = none_came(len(up), self.workers, self._settings.start_timeout_s, self._room())
-            self._refuse(partial(_raise_new, ClusterUnavailable, text))
+            self._refuse(partial(throw_new, ClusterUnavailable, text))
         elif up and len(up) < self.workers and waited_s > _FEW_S and not self._few_told:
             self._few_told = True
             warnings.warn(few_came(len(up), self.workers, self._room()), stacklevel=7)
@@ -440,7 +447,7 @@ class RayPool(Pool):
             if peer.suspect and others_did_it and now_s - peer.heard_s > _GIVEN_UP_S:
                 self._lose(peer, None, at_fault=False)
         if self._head.lost():
-            self._refuse(partial(_raise_new, ClusterUnavailable, self._head.obituary))
+            self._refuse(partial(throw_new, ClusterUnavailable, self._head.obituary))
 
     def _room(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
@@ -490,11 +497,3 @@ class RayPool(Pool):
             self._fetcher.close()
             self._door.close()
             self._payload = None
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
-
-
-def _raise_new(kind: type[Exception], text: str, cause: BaseException | None = None) -> NoReturn:
-    raise kind(text) from cause

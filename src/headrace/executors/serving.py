@@ -1,6 +1,7 @@
 """What a worker does that has a process of its own: answers tasks with encoded batches, whatever carries them."""
 
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Failure, Remarked
-from headrace.executors.wire import frame, read_frames
+from headrace.executors.wire import TOOK, frame, read_frames
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.pickling import Buffer, decode
@@ -92,7 +93,9 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
             ring.release(slot)
         for slot in dropped:
             ring.forget(slot)
-        for part in frame(server.answer_to(parts, number)):
+        began_s = time.perf_counter()
+        message = server.answer_to(parts, number)
+        for part in frame([*message, memoryview(TOOK.pack(time.perf_counter() - began_s))]):
             end.sendall(part)
 
 

@@ -1,0 +1,105 @@
+"""What a worker on Ray is given, and how many tasks at a time."""
+
+import socket
+from collections import deque
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from headrace.executors.ray_peer import Asked, RayPeer
+from headrace.executors.wire import TOOK, Wire, frame
+from headrace.memory.codec import SlotWriter
+from headrace.memory.pickling import Pickler
+from headrace.memory.slots import Ring
+from headrace.types import PlanTask
+from headrace.work import Work
+
+
+def a_peer() -> RayPeer:
+    peer = RayPeer(0, 1, None, used=False, false_starts=0, ages=deque())
+    peer.up = True
+    return peer
+
+
+def asked(number: int, deaths: int = 0) -> Asked:
+    future = Asked(PlanTask(0, number), number, Pickler, Work([], default_collate, batched=True), None)
+    future.deaths = deaths
+    return future
+
+
+def give(peer: RayPeer, *futures: Asked) -> None:
+    for future in futures:
+        future.holders.append(peer)
+        peer.unanswered.append(future)
+        peer.to_send.append(future)
+
+
+def test_who_has_enough_takes_no_more() -> None:
+    peer = a_peer()
+    assert peer.takes(asked(0))
+    give(peer, asked(0), asked(1))
+    assert not peer.takes(asked(2)), "one that it is at, and one that it need not wait for"
+    for _ in range(20):
+        peer.pace(0.001, small=False)
+    assert peer.takes(asked(2))
+    assert peer.bundle == 1, "batches that come in slots, or apart, go one by one"
+
+
+def test_short_tasks_go_several_at_a_time_and_are_worth_no_worker_of_their_own() -> None:
+    peer = a_peer()
+    for _ in range(30):
+        peer.pace(0.00011, small=True)
+    assert (peer.bundle, peer.worth) == (16, 9)
+    for _ in range(30):
+        peer.pace(0.002, small=True)
+    assert (peer.bundle, peer.worth) == (2, 1)
+    for _ in range(30):
+        peer.pace(0.02, small=True)
+    assert (peer.credit, peer.bundle, peer.worth) == (2, 1, 1)
+
+
+def test_what_workers_died_at_goes_alone() -> None:
+    peer = a_peer()
+    for _ in range(30):
+        peer.pace(0.0001, small=True)
+    futures = [asked(0), asked(1), asked(2, deaths=1), asked(3), asked(4)]
+    give(peer, *futures)
+    bundles = []
+    while peer.to_send:
+        bundles.append([one.number for one in peer.next_bundle()])
+    assert bundles == [[0, 1], [2], [3, 4]]
+
+
+def test_a_task_that_two_died_at_has_its_worker_to_itself() -> None:
+    """The answer before may be lost with its worker, whose death is then taken for the next task's fault."""
+    peer, doubtful = a_peer(), asked(5, deaths=2)
+    give(peer, asked(4))
+    assert not peer.takes(doubtful)
+    assert not peer.helps(doubtful)
+    peer.settle(peer.unanswered[0])
+    assert peer.takes(doubtful)
+    assert peer.helps(doubtful)
+    give(peer, doubtful)
+    assert not peer.takes(asked(6)), "until it is answered"
+    assert not peer.helps(asked(7, deaths=2))
+
+
+def test_how_long_a_task_takes_is_what_its_worker_says() -> None:
+    """However late the rank hears of it, and of how many at once."""
+    rank, worker, descriptors, others = ends = [*socket.socketpair(), *socket.socketpair()]
+    peer = a_peer()
+    peer.wire = Wire(rank, descriptors, peer.hear)
+    futures = [asked(number) for number in range(50)]
+    give(peer, *futures)
+    writer = SlotWriter(Ring(others))
+    for number in range(50):
+        writer.begin()
+        for part in frame([*writer.write(torch.tensor(number)), memoryview(TOOK.pack(0.02))]):
+            worker.sendall(part)
+    assert peer.wire.receive()
+    assert [one.result() for one in futures] == [torch.tensor(number) for number in range(50)]
+    assert peer.task_s == pytest.approx(0.02)
+    assert (peer.credit, peer.bundle) == (2, 1)
+    for end in ends:
+        end.close()
