@@ -26,7 +26,9 @@ def _standing_helpers() -> None:
     """Start what multiprocessing keeps for ever, so that the first test to need it is not blamed."""
     resource_tracker.ensure_running()
     forkserver.set_forkserver_preload(["headrace"])  # or each worker imports torch anew, seconds apiece
-    forkserver.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # also for ranks, which are several on this machine
+        forkserver.ensure_running()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +39,9 @@ def _standing_objects() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs Ray last: no worker should be forked from a process full of Ray's threads."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that plans'
+    tests, which import what makes a process large."""
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name == "plan"))
 
 
 @pytest.fixture(scope="session")

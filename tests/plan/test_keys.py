@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from headrace.plan import keys
 from headrace.plan.keys import Key, generator_seeds, generator_seeds_at, hash64, key, mix, uniforms
+from late import Late
+
+stats = Late("scipy.stats")
 
 UNLIKELY = 1e-4
 COUNTERS = np.random.default_rng(0).integers(0, 2**64, 4096, dtype=np.uint64)
