@@ -71,11 +71,7 @@ class Ranks:
 def _run(
     rank: int, size: int, environment: dict[str, str], script: Path, folder: Path, arguments: tuple[str, ...]
 ) -> None:
-    """Be a rank, and end without taking the interpreter down.
-
-    Torch never frees the group of a DistributedDataParallel model, and one of its threads that drops a tensor while the
-    interpreter goes down aborts the process, now and then.
-    """
+    """Be a rank, and end without taking the interpreter down, for the reason that `rank.py` has."""
     os.chdir(folder)
     printed = os.open(f"rank{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(printed, 1)

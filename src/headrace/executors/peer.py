@@ -45,7 +45,7 @@ class Peer(Wire):
     def _answer(self, parts: list[bytearray]) -> None:
         # An empty message comes when it has unpickled its work, if that had to be, and when it is set up for tasks.
         if parts:
-            self.unanswered.popleft().land(parts[:-1], self.loans)
+            self.unanswered.popleft().land(parts[:-1], self.loans)  # the last is `TOOK`
         else:
             self.up = self.ready
             self.ready = True

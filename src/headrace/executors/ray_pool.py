@@ -78,7 +78,8 @@ class RayPool(Pool):
         self._refusal: Callable[[], NoReturn] | None = None
         self._queue: deque[weakref.ref[Asked]] = deque()  # what nobody waits for any more need not be computed
         self._submitted = self._hired = self._most = 0  # most: how many tasks there have been at a time
-        self._bundle = self._worth = 1  # where tasks are short, how many are dealt at a time; to who is idle, at least
+        self._bundle = 1  # where tasks are short, so many are waited for before they are dealt
+        self._worth = 1  # and so many before a worker without any is given some, while others are at work
         self._ages: deque[float] = deque(maxlen=64)
         self._started_s = self._looked_s = time.monotonic()
         self._few_told = False

@@ -38,7 +38,7 @@ _PLAIN = memoryview(pickle.dumps((None, [], []), 5))
 """What most tasks come with: no number, and no slots."""
 
 TOOK = struct.Struct("<d")
-"""The last part of an answer: what the task took the worker, in seconds: the rank may hear of it late."""
+"""The last part of an answer: what the task took the worker, in seconds. The rank may hear late."""
 
 EMPTY_FRAME = _COUNT.pack(0)
 """A frame without parts: a word from a worker that is no answer."""
