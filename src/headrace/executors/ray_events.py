@@ -1,4 +1,4 @@
-"""What happens in Ray's threads, told to the rank's: calls that are answered, and batches fetched from other hosts."""
+"""What happens in other threads, told to the rank's: Ray's calls that are answered, and batches that are copied."""
 
 import queue
 import socket
@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.memory.slots import Shelf
 
-_LOOK_S = 0.02
-"""How often new fetches are looked for while one waits for an object that does not come."""
+_THERE_S = 1.0
+"""How long what has come may take to be found: where it was too large after all, it may be lost with its host."""
 
 
 class Event(NamedTuple):
@@ -75,70 +76,52 @@ class Bell:
         self._events.clear()
 
 
-class Fetcher:
-    """Copies objects from Ray's store into memory of the rank's own, in a thread beside the rank's.
+class Copier:
+    """Copies what came through Ray's store into memory of the rank's own, in a thread beside the rank's.
 
     Args:
         ray: The module, connected.
-        bell: Rung for each, its outcome the memory of each array.
+        bell: Rung for each batch, its outcome the memory of each slot.
         shelf: Where the memory comes from.
     """
 
     def __init__(self, ray: Any, bell: Bell, shelf: Shelf) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Any, Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
         self._start: threading.Thread | None = threading.Thread(
-            target=_fetch, args=(ray, self._jobs, bell, shelf), name="headrace-ray-fetch", daemon=True
+            target=_copy, args=(ray, self._jobs, bell, shelf), name="headrace-ray-copy", daemon=True
         )
 
-    def fetch(self, slots: Any, what: Any) -> None:
-        """Fetch an object that is, or will be, a list of arrays of bytes."""
+    def copy(self, slots: Sequence[NDArray[np.uint8]], pieces: Sequence[Any], what: Any) -> None:
+        """Copy slots; or the pieces of one, which have come, too, and which Ray has these references to."""
         if self._start is not None:
             self._start.start()
             self._start = None
-        self._jobs.put((slots, what))
+        self._jobs.put((slots, pieces, what))
 
     def close(self) -> None:
         """Let the thread end when it has done what it is at."""
         self._jobs.put(None)
 
 
-def _fetch(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any] | None]", bell: Bell, shelf: Shelf) -> None:
-    waiting: dict[Any, Any] = {}
-    job: Any
-    there: Any
-    reference: Any
-    while True:
-        if not waiting or not jobs.empty():
-            job = jobs.get()
-            if job is None:
-                return
-            waiting[job[0]] = job[1]
-            continue
-        # An object that was lost with its host must not keep the others waiting.
+def _copy(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any, Any] | None]", bell: Bell, shelf: Shelf) -> None:
+    while (job := jobs.get()) is not None:
+        slots, pieces, what = job
         try:
-            there, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
-        except Exception as error:  # noqa: BLE001 - Ray was shut down
-            while waiting:
-                bell.ring(Event(waiting.popitem()[1], None, error))
-            continue
-        for reference in there:
-            what = waiting.pop(reference)
-            try:
-                memories = _copied(ray.get(reference), shelf)
-            except Exception as error:  # noqa: BLE001 - it is dealt with in the rank
-                bell.ring(Event(what, None, error))
-            else:
-                bell.ring(Event(what, memories, None))
-                del memories
-        job = there = reference = what = None  # or this thread would keep the last batch
+            whole = [[slot] for slot in slots] or [list(map(_bytes, ray.get(pieces, timeout=_THERE_S)))]
+            event = Event(what, [_copied(slot, shelf) for slot in whole], None)
+        except Exception as error:  # noqa: BLE001 - it is dealt with in the rank
+            event = Event(what, None, error)
+        bell.ring(event)
+        del job, slots, pieces, what, whole, event  # or this thread would keep the last batch
 
 
-def _copied(arrays: Sequence[Any], shelf: Shelf) -> list[memoryview]:
-    memories = []
-    for array in arrays:
-        memories.append(shelf.take(array.nbytes))
-        np.copyto(np.frombuffer(memories[-1], np.uint8), array)
-    return memories
+_bytes = partial(np.frombuffer, dtype=np.uint8)
+
+
+def _copied(slot: Sequence[NDArray[np.uint8]], shelf: Shelf) -> memoryview:
+    memory = shelf.take(sum(piece.nbytes for piece in slot))
+    np.concatenate(slot, out=np.frombuffer(memory, np.uint8))
+    return memory
 
 
 class Landed:

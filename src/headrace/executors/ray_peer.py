@@ -1,11 +1,13 @@
 """One Ray actor as the rank sees it: the tasks that it has, how fast it is, and whether it can be counted on."""
 
+import pickle
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from headrace.executors.ray_actor import Begun
+from headrace.executors.ray_actor import PIECE_BYTES, Answers, Begun
 from headrace.executors.wire import TOOK, Assigned, Wire
 from headrace.memory.codec import is_inline
 from headrace.memory.pickling import Pickler
@@ -26,6 +28,9 @@ _MOST_CREDIT = 64
 
 _MOST_BUNDLE = 16
 """Nor more than so many in one call."""
+
+_MOST_PIECES = 4
+"""A batch of more pieces than this costs less as one object in Ray's store."""
 
 _DOUBTFUL = 2
 """A task that so many workers died at, as it seemed, has the next one to itself."""
@@ -58,7 +63,8 @@ class RayPeer:
         used: Whether the actor has served a pool before, and may have died since.
         unanswered: The tasks that it has, oldest first.
         wire: The sockets to it, if it shares this host and has connected.
-        call: The Ray call that was made last; when it is answered the actor is idle.
+        first_call: The Ray call that set it up.
+        call: The one that was made last, or the first if that is answered, too; when it is the actor is idle.
         begun: What it said when it was set up.
         up: Whether it takes tasks.
         task_s: What a task takes it, in seconds.
@@ -66,6 +72,7 @@ class RayPeer:
         suspect: Whether a task of its is overdue.
         credit: How many tasks it may have: few, unless they are short.
         bundle: How many of them go into one call: several if they are short and their batches small.
+        pieces: In how many pieces a batch comes that goes through Ray beside its store; 0 if it does not.
         worth: How many of them are worth a message, whoever else has nothing to do.
         writes: Whether its socket had no room for all that it was sent.
         to_send: What it was given just now, on its way.
@@ -80,11 +87,12 @@ class RayPeer:
         self.unanswered: deque[Asked] = deque()
         self.to_send: list[Asked] = []
         self.wire: Wire | None = None
+        self.first_call: Any = None
         self.call: Any = None
         self.begun: Begun | None = None
         self.up = self.suspect = False
         self.task_s = self.heard_s = 0.0
-        self.credit, self.bundle, self.worth = _CREDIT, 1, 1
+        self.credit, self.bundle, self.worth, self.pieces = _CREDIT, 1, 1, 0
         self.writes = False
         self._ages = ages
 
@@ -96,6 +104,24 @@ class RayPeer:
         self.pace(task_s, small=is_inline(parts))
         self.settle(future)
         future.land(parts, self.wire.loans)
+
+    def ask(self, some: Sequence[Asked]) -> list[Any]:
+        """Send tasks through Ray; return its references to the answers and, if it comes so, a batch in pieces."""
+        tasks = [([*map(bytearray, one.parts)], one.key) for one in some]
+        called = self.actor.run.options(num_returns=1 + self.pieces).remote(pickle.dumps((tasks, self.pieces), 5))
+        calls = called if self.pieces else [called]
+        self.call = calls[0]
+        return list(calls)
+
+    def heard(self, call: Any, outcome: Answers | bytes) -> Answers:
+        """Note how long tasks took that were answered through Ray, and how large their batches were."""
+        if call is self.call:
+            self.call = self.first_call  # which is answered as well, and keeps no batch in Ray's store
+        answers: Answers = pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
+        self.pace(answers.task_s, small=not answers.slot_bytes)
+        pieces = -(-answers.slot_bytes // PIECE_BYTES)
+        self.pieces = pieces if 1 < pieces <= _MOST_PIECES else 0
+        return answers
 
     def settle(self, future: Asked) -> bool:
         """Note that a task is answered; return whether the worker still had it."""

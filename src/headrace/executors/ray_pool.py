@@ -18,7 +18,7 @@ from headrace.executors.ray_actor import Actor, Setup, by_value, pickled, versio
 from headrace.executors.ray_bench import BENCH
 from headrace.executors.ray_cluster import LEFT, Head, few_came, none_came, room
 from headrace.executors.ray_door import Door
-from headrace.executors.ray_events import Bell, Event, Fetcher, Landed
+from headrace.executors.ray_events import Bell, Copier, Event, Landed
 from headrace.executors.ray_peer import Asked, RayPeer, end_of
 from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
 from headrace.interrupts import InterruptsHeld
@@ -75,6 +75,7 @@ class RayPool(Pool):
         # What Ray says of a call to an actor that is no more.
         of = ray.exceptions
         self._gone = (of.RayActorError, of.OutOfMemoryError, of.NodeDiedError, of.WorkerCrashedError)
+        self._lost = (of.ObjectLostError, of.GetTimeoutError)
         self._refusal: Callable[[], NoReturn] | None = None
         self._queue: deque[weakref.ref[Asked]] = deque()  # what nobody waits for any more need not be computed
         self._submitted = self._hired = self._most = 0  # most: how many tasks there have been at a time
@@ -89,7 +90,7 @@ class RayPool(Pool):
         self._shelf = Shelf(spare=2 * workers)
         keep_freed_memory()
         self._bell = Bell()
-        self._fetcher = Fetcher(ray, self._bell, self._shelf)
+        self._copier = Copier(ray, self._bell, self._shelf)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell.end, selectors.EVENT_READ, self._bell)
         self._door = Door(settings.shared_memory)
@@ -122,7 +123,7 @@ class RayPool(Pool):
         """Make an actor a worker, which is to connect to an address if there is one."""
         threads = max(1, int(self._settings.num_cpus))
         setup = Setup(peer.ident, peer.worker, self.workers, threads, versions(), address)
-        peer.call = peer.actor.begin.remote(setup, self._payload)
+        peer.call = peer.first_call = peer.actor.begin.remote(setup, self._payload)
         self._bell.tell_of(peer.call, (peer, "begun"))
 
     def _hear_bell(self) -> None:
@@ -301,9 +302,8 @@ class RayPool(Pool):
             while peer.to_send:
                 some = peer.next_bundle()
                 if peer.wire is None:
-                    call = peer.actor.run.options(num_returns=2).remote([(one.task, one.key) for one in some])
-                    peer.call = call[0]
-                    self._bell.tell_of(call[0], (peer, "answered", some, call[1]))
+                    calls = peer.ask(some)
+                    self._bell.tell_of(calls[0], (peer, "answered", some, calls))
                     continue
                 for one in some:
                     peer.wire.hand(one, one.key, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
@@ -312,27 +312,27 @@ class RayPool(Pool):
     def _answered(self, peer: RayPeer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
         _, what, futures, rest = event.what
-        if isinstance(event.error, self._gone):
-            self._lose(peer, event.error)
-        elif event.error is not None:
+        if event.error is not None:
             self._missing(peer, futures, event.error)
-        elif what == "answered" and event.outcome.slots:
-            messages = event.outcome.messages
-            peer.pace(event.outcome.task_s, small=False)
-            self._fetcher.fetch(rest, (peer, "fetched", futures, messages))
-        else:
-            if what == "answered":
-                messages, memories = event.outcome.messages, iter(())
-                peer.pace(event.outcome.task_s, small=True)
-            else:
-                messages, memories = rest, iter(event.outcome)
-            for future, message in zip(futures, messages, strict=True):
-                peer.settle(future)
-                future.land([message[0], *map(bytearray, message[1:])], Landed(memories))
+            return
+        messages, memories = rest, event.outcome
+        if what == "answered":
+            answers = peer.heard(rest[0], event.outcome)
+            messages, memories = answers.messages, ()
+            if answers.slot_bytes:
+                self._copier.copy(answers.slots, rest[1:], (peer, "copied", futures, messages))
+                return
+        landed = Landed(iter(memories))
+        for future, message in zip(futures, messages, strict=True):
+            peer.settle(future)
+            future.land(message, landed)
 
     def _missing(self, peer: RayPeer, futures: Sequence[Asked], error: BaseException) -> None:
-        """Ask again for what was lost between the worker and the rank; what Ray refused to carry is an error."""
-        lost = isinstance(error, self._ray.exceptions.ObjectLostError) and self.work.repeatable
+        """Ask again for what was lost, with the worker or on the way; what Ray refused to carry is an error."""
+        if isinstance(error, self._gone):
+            self._lose(peer, error)
+            return
+        lost = isinstance(error, self._lost) and self.work.repeatable
         for future in reversed(futures):
             if not peer.settle(future) or future.done():
                 continue
@@ -495,6 +495,6 @@ class RayPool(Pool):
                     BENCH.end(self._head.job, peer.actor)
             self._selector.close()
             self._bell.close()
-            self._fetcher.close()
+            self._copier.close()
             self._door.close()
             self._payload = None
