@@ -21,7 +21,7 @@ from comparable import flat
 from executors.contract_datasets import Squares, refuse
 from executors.mortal_datasets import Mortal
 from headrace import ClusterUnavailable, DataLoader, Deferred, MissingExtra, RayExecutor, WorkerDied
-from headrace.executors import ray_actor, ray_door, ray_pool
+from headrace.executors import ray_actor, ray_door, ray_events, ray_pool
 from headrace.executors.ray_bench import BENCH
 from headrace.executors.ray_peer import Asked, RayPeer
 from rays import RAY, ray_actors
@@ -369,6 +369,57 @@ def test_batches_that_are_kept_stay_as_they_were(executor: RayExecutor) -> None:
 
 def _large(samples: list[Any]) -> torch.Tensor:
     return torch.full((60_000,), samples[0]["square"][1] // 2)
+
+
+class Growing(Dataset[torch.Tensor]):
+    """Samples of few bytes and of many, one after another."""
+
+    items = (3, 24_000, 24_576, 24_560, 30_000, 30_000, 9, 90_000, 98_304, 98_000, 150_000, 150_000, 30_000, 30_000)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(self.items[index])
+
+
+@needs_ray
+def test_batches_of_any_size_come_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along with the answer, in pieces that are as many as the batch before needed, or through the store."""
+    asked: list[int] = []
+    ask = RayPeer.ask
+
+    def told(peer: RayPeer, some: Any) -> list[Any]:
+        asked.append(peer.pieces)
+        return ask(peer, some)
+
+    monkeypatch.setattr(RayPeer, "ask", told)
+    options = {"batch_size": None, "shuffle": False}
+    loader = a_loader(Growing(), STORE, num_workers=1, persistent_workers=True, prefetch_factor=1, **options)
+    reader = iter(loader)
+    assert [flat(batch) for batch in reader] == undisturbed(Growing(), **options)
+    assert {*asked} == {0, 2, 4}
+    peers = reader._pool._peers
+    assert all(peer.call is peer.first_call for peer in peers), "no batch stays in the store"
+
+
+@needs_ray
+def test_a_batch_whose_pieces_are_not_found_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = sys.modules["ray"]
+    nowhere = ray.remote(Growing).options(resources={"what no node has": 1}).remote()
+    missing = [nowhere.__len__.remote()]
+    copy = ray_events.Copier.copy
+
+    def partly(copier: Any, slots: Any, calls: Any, what: Any) -> None:
+        copy(copier, slots, calls if slots or not missing else [calls[0], missing.pop()], what)
+
+    monkeypatch.setattr(ray_events, "_THERE_S", 0.01)
+    monkeypatch.setattr(ray_events.Copier, "copy", partly)
+    dataset = TensorDataset(torch.randn(60, 10_000))
+    loader = a_loader(dataset, STORE)
+    assert [flat(batch) for batch in loader] == undisturbed(dataset)
+    assert not missing
+    ray.kill(nowhere)
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What a worker on Ray is given, and how many tasks at a time."""
 
+import pickle
 import socket
 from collections import deque
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from headrace.executors.ray_actor import Answers
 from headrace.executors.ray_peer import Asked, RayPeer
 from headrace.executors.wire import TOOK, Wire, frame
 from headrace.memory.codec import SlotWriter
@@ -57,6 +59,15 @@ def test_short_tasks_go_several_at_a_time_and_are_worth_no_worker_of_their_own()
     for _ in range(30):
         peer.pace(0.02, small=True)
     assert (peer.credit, peer.bundle, peer.worth) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(0, 0), (98_304, 0), (98_305, 2), (393_216, 4), (393_217, 0)])
+def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int) -> None:
+    peer = a_peer()
+    answers = Answers([[bytearray(b"head")]], [], size, 0.02)
+    assert peer.heard(None, pickle.dumps(answers)) == answers
+    assert peer.pieces == pieces
+    assert peer.task_s == 0.02
 
 
 def test_what_workers_died_at_goes_alone() -> None:

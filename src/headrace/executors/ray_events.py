@@ -91,12 +91,12 @@ class Copier:
             target=_copy, args=(ray, self._jobs, bell, shelf), name="headrace-ray-copy", daemon=True
         )
 
-    def copy(self, slots: Sequence[NDArray[np.uint8]], pieces: Sequence[Any], what: Any) -> None:
-        """Copy slots; or the pieces of one, which have come, too, and which Ray has these references to."""
+    def copy(self, slots: Sequence[NDArray[np.uint8]], calls: Sequence[Any], what: Any) -> None:
+        """Copy slots, or the pieces of one that have come along; and let go of the references to all of it."""
         if self._start is not None:
             self._start.start()
             self._start = None
-        self._jobs.put((slots, pieces, what))
+        self._jobs.put((slots, calls, what))
 
     def close(self) -> None:
         """Let the thread end when it has done what it is at."""
@@ -105,23 +105,24 @@ class Copier:
 
 def _copy(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any, Any] | None]", bell: Bell, shelf: Shelf) -> None:
     while (job := jobs.get()) is not None:
-        slots, pieces, what = job
+        slots, calls, what = job
         try:
-            whole = [[slot] for slot in slots] or [list(map(_bytes, ray.get(pieces, timeout=_THERE_S)))]
-            event = Event(what, [_copied(slot, shelf) for slot in whole], None)
+            event = Event(what, _copied(ray, slots, calls, shelf), None)
         except Exception as error:  # noqa: BLE001 - it is dealt with in the rank
             event = Event(what, None, error)
         bell.ring(event)
-        del job, slots, pieces, what, whole, event  # or this thread would keep the last batch
+        del job, slots, calls, what, event  # here, since for Ray to forget an object takes longer than a copy
 
 
-_bytes = partial(np.frombuffer, dtype=np.uint8)
-
-
-def _copied(slot: Sequence[NDArray[np.uint8]], shelf: Shelf) -> memoryview:
-    memory = shelf.take(sum(piece.nbytes for piece in slot))
-    np.concatenate(slot, out=np.frombuffer(memory, np.uint8))
-    return memory
+def _copied(ray: Any, slots: Sequence[NDArray[np.uint8]], calls: Sequence[Any], shelf: Shelf) -> list[memoryview]:
+    """Return a copy of each slot; of the one that came in pieces if there is none."""
+    whole = [[slot] for slot in slots]
+    if not whole:
+        whole = [[np.frombuffer(piece, np.uint8) for piece in ray.get(calls[1:], timeout=_THERE_S)]]
+    memories = [shelf.take(sum(piece.nbytes for piece in pieces)) for pieces in whole]
+    for memory, pieces in zip(memories, whole, strict=True):
+        np.concatenate(pieces, out=np.frombuffer(memory, np.uint8))
+    return memories
 
 
 class Landed:

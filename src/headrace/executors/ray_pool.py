@@ -320,7 +320,7 @@ class RayPool(Pool):
             answers = peer.heard(rest[0], event.outcome)
             messages, memories = answers.messages, ()
             if answers.slot_bytes:
-                self._copier.copy(answers.slots, rest[1:], (peer, "copied", futures, messages))
+                self._copier.copy(answers.slots, rest, (peer, "copied", futures, messages))
                 return
         landed = Landed(iter(memories))
         for future, message in zip(futures, messages, strict=True):
