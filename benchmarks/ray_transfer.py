@@ -13,7 +13,7 @@ from benchmarks.rows import Row, Runs, compared, in_turn
 
 RUNS = 7
 SMALL = 1000
-"""Batches of 10 KB in an epoch."""
+"""Small batches in an epoch."""
 
 BLOCKS = 8
 """Tasks of Ray Data for an epoch: with as many as there are batches it takes two to four times as long."""
@@ -70,15 +70,15 @@ def ray_transfer() -> Iterator[Row]:
 
 
 def ray_small() -> Iterator[Row]:
-    """Compare batches of 10 KB that are ready, where messages are all there is, at two depths of prefetching."""
+    """Compare small batches that are ready, where messages are all there is, or most of it."""
     if missing("ray"):
         return
     ray_here()
-    dataset = Repeated(partial(torch.Tensor.detach, torch.zeros(2500)), SMALL)
-    for depth in (2, 32):
+    for size, floats, depth in (("10 KB", 2500, 2), ("10 KB", 2500, 32), ("128 KB", 32_000, 2)):
+        dataset = Repeated(partial(torch.Tensor.detach, torch.zeros(floats)), SMALL)
         taken = measured(dataset, None, SMALL, False, prefetch_factor=depth)
         for plane in PLANES:
-            name = f"10 KB, {WORKERS} workers, prefetch_factor={depth}, {plane}"
+            name = f"{size}, {WORKERS} workers, prefetch_factor={depth}, {plane}"
             rates = {way: [(run[0] * 1e3, run[1]) for run in runs] for way, runs in taken.items()}
             yield from compared({name: "us", f"{name}, rank CPU": "us"}, rates[plane], rates["torch"], "torch")
 
