@@ -77,7 +77,7 @@ class Bell:
 
 
 class Copier:
-    """Copies what came through Ray's store into memory of the rank's own, in a thread beside the rank's.
+    """Copies what came through Ray into memory of the rank's own, in a thread beside the rank's.
 
     Args:
         ray: The module, connected.
