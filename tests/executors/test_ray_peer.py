@@ -43,22 +43,35 @@ def test_who_has_enough_takes_no_more() -> None:
     give(peer, asked(0), asked(1))
     assert not peer.takes(asked(2)), "one that it is at, and one that it need not wait for"
     for _ in range(20):
-        peer.pace(0.001, small=False)
+        peer.pace(0.001, fits=1)
     assert peer.takes(asked(2))
     assert peer.bundle == 1, "batches that come in slots, or apart, go one by one"
 
 
 def test_short_tasks_go_several_at_a_time_and_are_worth_no_worker_of_their_own() -> None:
     peer = a_peer()
-    for _ in range(30):
-        peer.pace(0.00011, small=True)
-    assert (peer.bundle, peer.worth) == (16, 9)
-    for _ in range(30):
-        peer.pace(0.002, small=True)
-    assert (peer.bundle, peer.worth) == (2, 1)
-    for _ in range(30):
-        peer.pace(0.02, small=True)
-    assert (peer.credit, peer.bundle, peer.worth) == (2, 1, 1)
+    for task_s, bundle, worth in ((0.00011, 16, 9), (0.0021, 2, 1), (0.021, 1, 1)):
+        for _ in range(100):
+            peer.pace(task_s, fits=16)
+        assert (peer.bundle, peer.worth) == (bundle, worth)
+    assert peer.credit == 2
+
+
+def test_a_busy_machine_makes_tasks_look_long_and_none_short() -> None:
+    peer = a_peer()
+    peer.pace(0.0001, fits=16)
+    peer.pace(0.001, fits=16)
+    assert peer.task_s == pytest.approx(0.00019)
+    peer.pace(0.0001, fits=16)
+    assert peer.task_s == pytest.approx(0.000145)
+
+
+@pytest.mark.parametrize(("batch_bytes", "bundle"), [(10_000, 9), (40_000, 2), (200_000, 1)])
+def test_no_more_go_into_a_call_than_come_along_with_its_answer(batch_bytes: int, bundle: int) -> None:
+    peer = a_peer()
+    answers = Answers([[bytearray(batch_bytes)] for _ in range(3)], [], 0, 0.0001)
+    peer.heard(None, pickle.dumps(answers, 5))
+    assert peer.bundle == bundle
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(0, 0), (98_304, 0), (98_305, 2), (393_216, 4), (393_217, 0)])
@@ -73,7 +86,7 @@ def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int) -> None:
 def test_what_workers_died_at_goes_alone() -> None:
     peer = a_peer()
     for _ in range(30):
-        peer.pace(0.0001, small=True)
+        peer.pace(0.0001, fits=16)
     futures = [asked(0), asked(1), asked(2, deaths=1), asked(3), asked(4)]
     give(peer, *futures)
     bundles = []

@@ -209,6 +209,17 @@ def test_cursor_after(case: Case, world: tuple[int, int], tail: Any, data: st.Da
     assert [plan.steps(plan.samples), plan.share(plan.samples)] == [0, 0]
 
 
+@PROPERTY
+@given(EVERY_KIND, WORLDS, st.sampled_from(TAILS), st.booleans(), st.data())
+def test_a_step_has_as_many_samples_as_it_says(
+    case: Case, world: tuple[int, int], tail: Any, pads_last: bool, data: st.DataObject
+) -> None:
+    plans = case.plans(*world, tail=tail, pads_last=pads_last and tail == "pad")
+    cursor = data.draw(st.integers(0, plans[0].samples))
+    sizes = [[plan.size(step, cursor) for step in range(plan.steps(cursor))] for plan in plans]
+    assert sizes == [[*map(len, rank)] for rank in read_by(plans, case.epoch, cursor)]
+
+
 def assert_pads_last(case: Case, world: tuple[int, int], cursor: int) -> None:
     in_turn = read_by(case.plans(*world), case.epoch, cursor)
     in_runs = read_by(case.plans(*world, pads_last=True), case.epoch, cursor)

@@ -3,12 +3,11 @@
 import pickle
 import time
 from collections import deque
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.executors.ray_actor import PIECE_BYTES, Answers, Begun
-from headrace.executors.wire import TOOK, Assigned, Wire
+from headrace.executors.wire import TOOK, Assigned, Loan, Wire
 from headrace.memory.codec import is_inline
 from headrace.memory.pickling import Pickler
 from headrace.types import Task
@@ -27,7 +26,11 @@ _MOST_CREDIT = 64
 """No more than so many, however short they are."""
 
 _MOST_BUNDLE = 16
-"""Nor more than so many in one call."""
+"""Nor more than so many in one message."""
+
+_SOONER, _LATER = 0.5, 0.1
+"""How much of a change in a task's time is believed at once. Other processes make tasks look long, nothing makes them
+look short, and to send fewer at a time because the machine is busy would make it busier."""
 
 _MOST_PIECES = 4
 """A batch of more pieces than this costs less as one object in Ray's store."""
@@ -71,7 +74,7 @@ class RayPeer:
         heard_s: When it answered last, or was given a task when it had none.
         suspect: Whether a task of its is overdue.
         credit: How many tasks it may have: few, unless they are short.
-        bundle: How many of them go into one call: several if they are short and their batches small.
+        bundle: How many of them go into one message: several if they are short and their batches small.
         pieces: In how many pieces a batch comes that goes through Ray beside its store; 0 if it does not.
         worth: How many of them are worth a message, whoever else has nothing to do.
         writes: Whether its socket had no room for all that it was sent.
@@ -101,9 +104,15 @@ class RayPeer:
         assert self.wire is not None
         future = self.unanswered[0]
         (task_s,) = TOOK.unpack(parts.pop())
-        self.pace(task_s, small=is_inline(parts))
+        self.pace(task_s, _MOST_BUNDLE if is_inline(parts) else 1)
         self.settle(future)
         future.land(parts, self.wire.loans)
+
+    def hand(self, some: Sequence[Asked], wire: Wire, lend: Callable[[Wire, int], Loan]) -> None:
+        """Send tasks over the socket; they are answered together."""
+        for one in some:
+            wire.hand(one, one.key, lend(wire, len(self.unanswered)), more=one is not some[-1])
+        wire.send()
 
     def ask(self, some: Sequence[Asked]) -> list[Any]:
         """Send tasks through Ray; return its references to the answers and, if it comes so, a batch in pieces."""
@@ -118,7 +127,9 @@ class RayPeer:
         if call is self.call:
             self.call = self.first_call  # which is answered as well, and keeps no batch in Ray's store
         answers: Answers = pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
-        self.pace(answers.task_s, small=not answers.slot_bytes)
+        # Where a message has more than Ray sends along with the answer, all of it goes through the store.
+        fits = PIECE_BYTES * len(answers.messages) // len(outcome) if isinstance(outcome, bytes) else 1
+        self.pace(answers.task_s, 1 if answers.slot_bytes else fits)
         pieces = -(-answers.slot_bytes // PIECE_BYTES)
         self.pieces = pieces if 1 < pieces <= _MOST_PIECES else 0
         return answers
@@ -136,12 +147,13 @@ class RayPeer:
             self._ages.append(now_s - future.sent_s)
         return True
 
-    def pace(self, task_s: float, small: bool) -> None:
-        """Note what a task took, in seconds, and whether its batch came along with the answer."""
-        self.task_s += 0.25 * (task_s - self.task_s) if self.task_s else task_s
+    def pace(self, task_s: float, fits: int) -> None:
+        """Note what a task took, in seconds, and how many batches like its own fit into one message."""
+        gain = _SOONER if task_s < self.task_s else _LATER
+        self.task_s += gain * (task_s - self.task_s) if self.task_s else task_s
         each = max(self.task_s, 1e-6)
         self.credit = int(min(max(_CREDIT, _BUSY_S / each), _MOST_CREDIT))
-        self.bundle = int(min(max(1, _BUSY_S / _CREDIT / each), _MOST_BUNDLE)) if small else 1
+        self.bundle = int(max(1, min(_BUSY_S / _CREDIT / each, _MOST_BUNDLE, fits)))
         self.worth = max(1, min(self.bundle, int(_MESSAGE_S / each)))
 
     def takes(self, future: Asked) -> bool:
@@ -149,8 +161,8 @@ class RayPeer:
         if self in future.holders:
             return False
         # The answer to the task before may be lost with a worker. Who dies with one task alone died of that.
-        if any(one.deaths >= _DOUBTFUL for one in (future, *islice(self.unanswered, 1))):
-            return not self.unanswered
+        if self.unanswered and max(future.deaths, self.unanswered[0].deaths) >= _DOUBTFUL:
+            return False
         return len(self.unanswered) < self.credit
 
     def helps(self, future: Asked) -> bool:

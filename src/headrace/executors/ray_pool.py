@@ -305,9 +305,7 @@ class RayPool(Pool):
                     calls = peer.ask(some)
                     self._bell.tell_of(calls[0], (peer, "answered", some, calls))
                     continue
-                for one in some:
-                    peer.wire.hand(one, one.key, self._lender.lend(peer.wire, len(peer.unanswered), self._wires))
-                peer.wire.send()
+                peer.hand(some, peer.wire, partial(self._lender.lend, wires=self._wires))
 
     def _answered(self, peer: RayPeer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
@@ -360,9 +358,8 @@ class RayPool(Pool):
             if left <= 0:
                 return False
             self._pump(left)
-            with InterruptsHeld():
-                if self._settings.hedge and self.work.repeatable:
-                    self._hedge(futures)
+            if self._settings.hedge and self.work.repeatable:
+                self._hedge(futures)
         return True
 
     def _idle(self) -> bool:
@@ -406,7 +403,7 @@ class RayPool(Pool):
             key=lambda one: one.number,
             default=None,
         )
-        if head is None or not self._ages:
+        if head is None or not self._ages or now_s - head.sent_s < _OVERDUE_S:
             return
         overdue_s = _OVERDUE_S + _OVERDUE * statistics.median(self._ages)
         if now_s - head.sent_s < overdue_s:
@@ -414,13 +411,14 @@ class RayPool(Pool):
         # Who helps out has tasks of its own; that it is stuck, too, shows when it says nothing for as long.
         if len(head.holders) > 1 and any(now_s - one.heard_s < overdue_s for one in head.holders):
             return
-        for holder in head.holders:
-            holder.suspect = True
-        for future in {future: None for holder in head.holders for future in holder.unanswered}:
-            others = [one for one in self._peers if one.helps(future)]
-            if others and all(one.suspect for one in future.holders) and not future.done():
-                self._give(future, min(others, key=lambda one: one.load))
-        self._send(self._peers)
+        with InterruptsHeld():
+            for holder in head.holders:
+                holder.suspect = True
+            for future in {future: None for holder in head.holders for future in holder.unanswered}:
+                others = [one for one in self._peers if one.helps(future)]
+                if others and all(one.suspect for one in future.holders) and not future.done():
+                    self._give(future, min(others, key=lambda one: one.load))
+            self._send(self._peers)
 
     def _look_around(self) -> None:
         """Find out what nobody tells: workers that do not come or go on, a head that is gone."""

@@ -10,12 +10,12 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Failure, Remarked
-from headrace.executors.wire import TOOK, frame, read_frames
+from headrace.executors.wire import JOINED_BYTES, TOOK, frame, read_frames
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.pickling import Buffer, decode
 from headrace.memory.slots import Ring
-from headrace.types import Remark, StreamTask, Task
+from headrace.types import PlanTask, Remark, StreamTask, Task
 from headrace.work import Work
 
 
@@ -50,6 +50,7 @@ class Server:
         """Return what `answer` does for a task that came as bytes."""
         try:
             task = decode(parts)
+            task = PlanTask(*task) if type(task) is tuple else task
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             return self.writer.write(Failure.of(error, self._where))
         return self.answer(task, number)
@@ -88,22 +89,28 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
         server: Who answers.
         rank_lives: Asked from time to time, where the socket has a time limit and nothing comes.
     """
-    for (number, returned, dropped), parts in _orders(end, rank_lives):
+    held: list[memoryview] = []
+    for (number, more, returned, dropped), parts in _orders(end, rank_lives):
         for slot in returned:
             ring.release(slot)
         for slot in dropped:
             ring.forget(slot)
         began_s = time.perf_counter()
         message = server.answer_to(parts, number)
-        for part in frame([*message, memoryview(TOOK.pack(time.perf_counter() - began_s))]):
+        held += frame([*message, memoryview(TOOK.pack(time.perf_counter() - began_s))])
+        size = sum(map(len, held))
+        if more and size <= JOINED_BYTES // 2:  # what is larger may be the user's memory still, and changes
+            continue
+        for part in [b"".join(held)] if size <= JOINED_BYTES else held:
             end.sendall(part)
+        held.clear()
 
 
-_Order = tuple[tuple[int | None, list[int], list[int]], list[bytearray]]
+_Order = tuple[tuple[int | None, bool, list[int], list[int]], list[bytearray]]
 
 
 def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[_Order, None, None]:
-    """Yield a task's number, the slots that the rank gives back, and those to be forgotten; and the task as bytes."""
+    """Yield what `Wire.hand` says of a task, with the slots that are given back and those to forget; and its bytes."""
     received: deque[_Order] = deque()
     frames = read_frames(lambda parts: received.append((decode(parts[:1]), parts[1:])))
     wanted = next(frames)

@@ -34,8 +34,11 @@ more often: at 20 ms and five kills a second one in ten, and all ten in a row ha
 
 _COUNT = struct.Struct("<Q")
 
-_PLAIN = memoryview(pickle.dumps((None, [], []), 5))
+_PLAIN = {more: memoryview(pickle.dumps((None, more, [], []), 5)) for more in (False, True)}
 """What most tasks come with: no number, and no slots."""
+
+Loan = tuple[list[int], list[int]]
+"""The slots that go back to a worker, and those that it is to forget."""
 
 TOOK = struct.Struct("<d")
 """The last part of an answer: what the task took the worker, in seconds. The rank may hear late."""
@@ -43,7 +46,7 @@ TOOK = struct.Struct("<d")
 EMPTY_FRAME = _COUNT.pack(0)
 """A frame without parts: a word from a worker that is no answer."""
 
-_JOINED_BYTES = 2**16
+JOINED_BYTES = 2**16
 """Messages up to this size are sent in one piece."""
 
 _SPARE_AFTER = 64
@@ -77,9 +80,9 @@ class Assigned(Future):
     def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None) -> None:
         super().__init__(-1)
         self.task = task
-        # Most tasks are a few numbers. What cannot be pickled raises here, before a worker is said to have it.
+        # Most tasks are three numbers. What cannot be pickled raises here, before a worker is said to have it.
         plain = isinstance(task, PlanTask)
-        self.parts = [memoryview(pickle.dumps(task, 5))] if plain else encode(task, kind)
+        self.parts = [memoryview(pickle.dumps(tuple(task), 5))] if plain else encode(task, kind)
         self.number = number
         self.deaths = 0
 
@@ -125,14 +128,22 @@ class Wire:
         """Whether nobody has hung up."""
         return self.end.fileno() >= 0
 
-    def hand(self, future: Assigned, number: int | None, slots: tuple[list[int], list[int]]) -> None:
-        """Put down to be sent a task, its number where its random numbers hang on it, and the slots from a `Lender`."""
-        head = _PLAIN if number is None and slots == ([], []) else memoryview(pickle.dumps((number, *slots), 5))
+    def hand(self, future: Assigned, number: int | None, slots: Loan, more: bool = False) -> None:
+        """Put down to be sent a task.
+
+        Args:
+            future: Its future.
+            number: Its number, where its random numbers hang on it.
+            slots: From a `Lender`.
+            more: Whether it may be answered along with the next one.
+        """
+        plain = number is None and slots == ([], [])
+        head = _PLAIN[more] if plain else memoryview(pickle.dumps((number, more, *slots), 5))
         self.outbox.extend(frame([head, *future.parts]))
 
     def send(self) -> None:
         """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
-        if len(self.outbox) > 1 and sum(map(len, self.outbox)) <= _JOINED_BYTES:
+        if len(self.outbox) > 1 and sum(map(len, self.outbox)) <= JOINED_BYTES:
             self.outbox = deque([memoryview(b"".join(self.outbox))])
         while self.outbox:
             try:
@@ -181,7 +192,7 @@ class Lender:
     def __init__(self) -> None:
         self._tasks = self._spare = 0  # tasks, and slots that none of the last few needed
 
-    def lend(self, wire: Wire, tasks: int, wires: Sequence[Wire]) -> tuple[list[int], list[int]]:
+    def lend(self, wire: Wire, tasks: int, wires: Sequence[Wire]) -> Loan:
         """Return the slots that go back to a worker with its task, and those that it is to forget.
 
         A slot that one worker has to make replaces one that another does not need, so that together they have no more
@@ -219,9 +230,25 @@ def frame(parts: Sequence[memoryview]) -> list[memoryview]:
     """Put the number of parts and their lengths in bytes before the parts."""
     sizes = [*map(len, parts)]
     head = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
-    if sum(sizes) <= _JOINED_BYTES:  # to wake the other side once for each would cost more than the copy
+    if sum(sizes) <= JOINED_BYTES:  # to wake the other side once for each would cost more than the copy
         return [memoryview(b"".join((head, *parts)))]
     return [memoryview(head), *(part for part in parts if len(part))]
+
+
+def _first_frame(rest: memoryview) -> tuple[list[bytearray], memoryview]:
+    """Return the parts of a frame that has come as a whole, and what follows; no parts if it has not, or has none."""
+    (count,) = _COUNT.unpack_from(rest) if len(rest) >= _COUNT.size else (0,)
+    end = _COUNT.size * (1 + count)
+    if not count or len(rest) < end:
+        return [], rest
+    sizes = struct.unpack_from(f"<{count}Q", rest, _COUNT.size)
+    if len(rest) < end + sum(sizes):
+        return [], rest
+    parts = []
+    for size in sizes:
+        start, end = end, end + size
+        parts.append(bytearray(rest[start:end]))
+    return parts, rest[end:]
 
 
 def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, int, None]:
@@ -229,16 +256,8 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
 
     What is small is read together, several frames at a time; what is large goes where it stays.
     """
-    scratch = memoryview(bytearray(_JOINED_BYTES))
+    scratch = memoryview(bytearray(JOINED_BYTES))
     rest = scratch[:0]
-
-    def cut(size: int) -> bytearray | None:
-        """Return so many bytes if they are there."""
-        nonlocal rest
-        if size > len(rest):
-            return None
-        part, rest = bytearray(rest[:size]), rest[size:]
-        return part
 
     def take(size: int) -> Generator[memoryview, int, bytearray]:
         """Return so many bytes when they have come."""
@@ -257,10 +276,12 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
                 missing = missing[(yield missing) :]
 
     while True:
-        (count,) = _COUNT.unpack(cut(_COUNT.size) or (yield from take(_COUNT.size)))
-        sizes = cut(_COUNT.size * count) or (yield from take(_COUNT.size * count))
-        parts = []
-        for (size,) in _COUNT.iter_unpack(sizes):
-            parts.append(cut(size) or (yield from take(size)))
+        if not rest:
+            rest = scratch[: (yield scratch)]
+        parts, rest = _first_frame(rest)
+        if not parts:
+            (count,) = _COUNT.unpack((yield from take(_COUNT.size)))
+            for (size,) in _COUNT.iter_unpack((yield from take(_COUNT.size * count))):
+                parts.append((yield from take(size)))
         deliver(parts)
         del parts  # the batch's memory belongs to the user now

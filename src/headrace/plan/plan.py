@@ -121,7 +121,8 @@ class Plan:
     def size(self, step: int, cursor: int = 0) -> int:
         """Count the samples this rank reads at a step."""
         start = cursor + step * self.global_batch
-        return len(self._places(start, min(start + self.global_batch, self.end(cursor))))
+        stop = start + self.global_batch
+        return self.batch_size if stop <= self.samples else len(self._places(start, min(stop, self.end(cursor))))
 
     def positions(self, epoch: int, step: int, cursor: int = 0) -> Positions:
         """Return the global positions this rank reads at a step; those >= `samples` are pads.
