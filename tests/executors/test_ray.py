@@ -177,13 +177,15 @@ def test_an_index_that_cannot_travel_is_the_error_of_its_batch_alone(executor: A
 def test_without_hedging_a_stall_is_waited_for(tmp_path: Path) -> None:
     loader = a_loader(Mortal(tmp_path, ends=[16], how="SIGSTOP"), replace(RAY, hedge=False), timeout=2)
     reader = iter(loader)
+    seen: list[list[int]] = []
     with pytest.raises(headrace.DeliveryTimeout) as caught:
-        list(reader)
+        seen.extend(batch["index"].tolist() for batch in reader)
     assert any("(samples [15, 16, 17])" in line for line in caught.value.__notes__)
     for process in ray_actors():
         if process.status() == psutil.STATUS_STOPPED:
             process.kill()
-    assert next(reader)["index"].tolist() == [15, 16, 17]
+    seen.extend(batch["index"].tolist() for batch in reader)
+    assert seen == [[*range(first, first + 3)] for first in range(0, 30, 3)]
 
 
 class Numbers(IterableDataset[int]):

@@ -4,8 +4,10 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
+from headrace.executors.base import name_task
 from headrace.executors.ray_actor import PIECE_BYTES, Answers, Begun
 from headrace.executors.wire import TOOK, Assigned, Loan, Wire
 from headrace.memory.codec import is_inline
@@ -34,6 +36,9 @@ look short, and to send fewer at a time because the machine is busy would make i
 
 _MOST_PIECES = 4
 """A batch of more pieces than this costs less as one object in Ray's store."""
+
+_NAMED = 4
+"""So many of its tasks are named where a worker is late."""
 
 _DOUBTFUL = 2
 """A task that so many workers died at, as it seemed, has the next one to itself."""
@@ -178,6 +183,12 @@ class RayPeer:
         count = next(late, self.bundle) or 1
         some, self.to_send = self.to_send[:count], self.to_send[count:]
         return some
+
+    def named(self, work: Work) -> str:
+        """Name its tasks, oldest first: short ones are answered together, and any of them may be the late one."""
+        named = " and ".join(name_task(work, one.task) for one in islice(self.unanswered, _NAMED))
+        more = len(self.unanswered) - _NAMED
+        return f"{named} and {more} more" if more > 0 else named
 
     @property
     def load(self) -> tuple[bool, int]:

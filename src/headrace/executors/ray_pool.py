@@ -458,7 +458,7 @@ class RayPool(Pool):
         up = sum(peer.up for peer in self._peers)
         who = "no worker has taken the first of them yet"
         if isinstance(late, Asked) and late.holders:
-            who = " and ".join(f"{peer} has {name_task(self.work, late.task)}" for peer in late.holders)
+            who = "; ".join(f"{peer} has {peer.named(self.work)}" for peer in late.holders)
         return f"{who}; {up} of {self.workers} workers are up; {super().describe(window)}"
 
     @property
