@@ -1,7 +1,7 @@
 """Moving batches from workers on Ray: in shared memory or through its store, beside torch's and Ray Data."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,54 +19,51 @@ BLOCKS = 8
 """Tasks of Ray Data for an epoch: with as many as there are batches it takes two to four times as long."""
 
 
-def measured(dataset: Repeated, batch_size: int | None, batches: int, rival: bool, **options: Any) -> dict[str, Runs]:
-    """Return what `clocked` does, for torch's local loader, for ours on both planes and, if it is asked for, Ray Data.
+def measured(dataset: Repeated, batch_size: int | None, name: str, rival: Any, **options: Any) -> dict[str, Runs]:
+    """Return what `clocked` does, for a rival and for ours on both planes.
 
     Args:
         dataset: Read by all.
         batch_size: Samples in a batch, stacked by default collation; None for a sample that is one.
-        batches: How many there are.
-        rival: Whether Ray Data is asked for.
-        options: Of torch's loader and of ours.
+        name: The rival's.
+        rival: What its epoch is read from.
+        options: Of ours.
     """
-    theirs = on_torch(dataset, batch_size, **options)
-    for _ in theirs:
+    for _ in rival:  # its worker processes start
         pass
-    loaders = {"torch": theirs}
-    loaders |= {name: warm(on_ray(dataset, batch_size, plane, **options)) for name, plane in PLANES.items()}
-    ways: dict[str, Callable[[], tuple[float, ...]]] = {
-        name: partial(clocked, partial(iter, loader), WARM_UP) for name, loader in loaders.items()
-    }
-    if rival:
-        blocks = Blocks(dataset, batches, batch_size or 1, WORKERS, BLOCKS)
-        ways["Ray Data"] = partial(clocked, partial(iter, blocks), 1)
-        ways["Ray Data"]()  # its worker processes start
-    taken = in_turn(ways, RUNS)
-    del ways, theirs, loaders
+    ways = {name: rival}
+    ways |= {plane: warm(on_ray(dataset, batch_size, executor, **options)) for plane, executor in PLANES.items()}
+    taken = in_turn({way: partial(clocked, partial(iter, loader), WARM_UP) for way, loader in ways.items()}, RUNS)
+    del ways
     gc.collect()
     return taken
 
 
 def ray_transfer() -> Iterator[Row]:
-    """Compare what a batch takes, of the epoch and of the rank's CPU; and, with Ray Data, an epoch from its start."""
+    """Compare what a batch takes, of the epoch and of the rank's CPU; and, with Ray Data, an epoch from its start.
+
+    Ray Data comes last: for seconds after its epoch its workers, called idle, keep a CPU busy.
+    """
     if missing("ray"):
         return
     ray_here()
-    with_data = has_data()
     uint8, float32 = torch.zeros(3, 224, 224, dtype=torch.uint8), torch.rand(3, 224, 224)
     for what, sample, batches, batch_size in (
         ("4.8 MB uint8, default collation", uint8, 100, 32),
         ("38 MB float32, default collation", float32, 40, 64),
     ):
         dataset = Repeated(partial(torch.Tensor.detach, sample), batches * batch_size)
-        with_rival = with_data and sample is uint8
-        taken = measured(dataset, batch_size, batches, with_rival)
+        taken = measured(dataset, batch_size, "torch", on_torch(dataset, batch_size))
         for plane in PLANES:
             name = f"{what}, {WORKERS} workers, {plane}"
             yield from compared({name: "ms", f"{name}, rank CPU": "us"}, taken[plane], taken["torch"], "torch")
-            if with_rival:
-                ours, theirs = ([run[2:] for run in taken[way]] for way in (plane, "Ray Data"))
-                yield from compared({f"{name}, whole epoch": "ms"}, ours, theirs, "Ray Data")
+    if has_data():
+        dataset = Repeated(partial(torch.Tensor.detach, uint8), 3200)
+        taken = measured(dataset, 32, "Ray Data", Blocks(dataset, 100, 32, WORKERS, BLOCKS))
+        for plane in PLANES:
+            ours, theirs = ([run[2:] for run in taken[way]] for way in (plane, "Ray Data"))
+            name = f"4.8 MB uint8, default collation, {WORKERS} workers, {plane}, whole epoch"
+            yield from compared({name: "ms"}, ours, theirs, "Ray Data")
 
 
 def ray_small() -> Iterator[Row]:
@@ -76,7 +73,9 @@ def ray_small() -> Iterator[Row]:
     ray_here()
     for size, floats, depth in (("10 KB", 2500, 2), ("10 KB", 2500, 32), ("128 KB", 32_000, 2)):
         dataset = Repeated(partial(torch.Tensor.detach, torch.zeros(floats)), SMALL)
-        taken = measured(dataset, None, SMALL, False, prefetch_factor=depth)
+        rival = on_torch(dataset, None, prefetch_factor=depth)
+        taken = measured(dataset, None, "torch", rival, prefetch_factor=depth)
+        del rival
         for plane in PLANES:
             name = f"{size}, {WORKERS} workers, prefetch_factor={depth}, {plane}"
             rates = {way: [(run[0] * 1e3, run[1]) for run in runs] for way, runs in taken.items()}
