@@ -142,7 +142,7 @@ class Fetcher:
             # It takes the place with all that belongs to it: the random numbers are those of the position.
             drawing.anew()
             if seeded:
-                seed_from_words(_seeds(keys._replace(numbers=[position]), 1)[0])
+                seed_from_words(_seeds(Keys(keys.seed, keys.epoch, [position]), 1)[0])
             try:
                 return substitute, self._dataset[substitute]
             except Exception as another:
@@ -225,8 +225,8 @@ def _in_one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {text}", _ERROR_CHARACTERS, placeholder=" ...")
 
 
-def _seeds(keys: Keys, count: int) -> list[list[int]]:
-    return sample_seeds(keys.seed, keys.epoch, keys.numbers[:count])
+def _seeds(keys: Keys, count: int) -> Sequence[Sequence[int]]:
+    return keys.words or sample_seeds(keys.seed, keys.epoch, keys.numbers[:count])
 
 
 def fetches_in_bulk(dataset: Any) -> bool:

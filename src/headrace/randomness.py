@@ -100,11 +100,16 @@ def wait_for_all(running: Sequence[Future[None]]) -> None:
 
 
 class Keys(NamedTuple):
-    """What the randomness of one batch is keyed by: its samples' by their numbers, its collation's by the first."""
+    """What the randomness of one batch is keyed by: its samples' by their numbers, its collation's by the first.
+
+    Attributes:
+        words: What seeds the generators before each sample, if that is known already.
+    """
 
     seed: int
     epoch: int
     numbers: Sequence[int]
+    words: Sequence[Sequence[int]] = ()
 
 
 COLLATION = -1
@@ -133,7 +138,7 @@ class Drawing:
         """Return the generator of a kind for the place in work, made when it is first asked for."""
         place, generator = self._made.get(kind, (None, None))
         if place != self.place:
-            seed, epoch, numbers = self.keys
+            seed, epoch, numbers, _ = self.keys
             purpose, number = ("batch", numbers[0]) if self.place == COLLATION else ("sample", numbers[self.place])
             generator = make(key(f"{kind} {purpose}", seed, epoch, number))
             self._made[kind] = self.place, generator

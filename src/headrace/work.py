@@ -9,6 +9,7 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_convert
 from torch.utils.data._utils import worker as torch_worker
@@ -17,7 +18,7 @@ from headrace.data import Deferred, built
 from headrace.errors import note
 from headrace.fetch import Fetcher
 from headrace.gather import NOT_GATHERED, Allocate, gather, knows, no_memory, rows_of
-from headrace.plan.keys import batch_seeds, generator_seeds_at, key
+from headrace.plan.keys import Words, batch_seeds, generator_seeds_at, key, sample_words
 from headrace.plan.plan import Plan
 from headrace.randomness import (
     COLLATION,
@@ -44,6 +45,9 @@ STREAM_END = StreamEnd.STREAM_END
 _WORTH_IT = 256
 """Up to how many samples of all workers' batches together a worker evaluates the others' steps along with its own."""
 
+_SEEDED_AHEAD = 256
+"""Of about so many samples of them the seeds, too."""
+
 _PLACES = range(2**62)
 """What numbers the samples of a batch that has no positions."""
 
@@ -60,6 +64,42 @@ class Portion(NamedTuple):
     samples: int
     batch: Any
     resume: Any = None
+
+
+@dataclass
+class _Span:
+    """What a plan says of some steps, evaluated together.
+
+    Attributes:
+        first: The first of them.
+        size: Samples in a step; there may be fewer in the epoch's last.
+        positions: Of all samples, shape (n,).
+        indices: Likewise.
+    """
+
+    first: PlanTask
+    size: int
+    positions: Positions
+    indices: Indices
+    _words: Words = field(init=False, default_factory=lambda: np.empty((0, 3), np.uint64))
+    _words_from: int = field(init=False, default=0)
+
+    def samples(self, task: PlanTask) -> slice | None:
+        """Return which of the samples are a task's; None if none are."""
+        first = self.first
+        start = (task.step - first.step) * self.size
+        here = (task.epoch, task.cursor) == (first.epoch, first.cursor) and 0 <= start < len(self.positions)
+        return slice(start, start + self.size) if here else None
+
+    def words(self, samples: slice, seed: int) -> list[list[int]]:
+        """Return what seeds the generators before each of some samples; the next ones' are worked out, too."""
+        start, stop = samples.start - self._words_from, samples.stop - self._words_from
+        if not 0 <= start < len(self._words):
+            ahead = self.positions[samples.start : samples.start + max(1, _SEEDED_AHEAD // self.size) * self.size]
+            self._words, self._words_from = sample_words(seed, self.first.epoch, ahead), samples.start
+            start, stop = 0, self.size
+        words: list[list[int]] = self._words[start:stop].tolist()
+        return words
 
 
 @dataclass
@@ -166,7 +206,7 @@ class Worker:
     _again: int = field(init=False, default=0)
     _stateful: Any = field(init=False, default=None)
     _stream_generators: Generators | None = field(init=False, default=None)
-    _span: tuple[PlanTask, Sequence[tuple[Positions, Indices]]] = field(init=False, default=(PlanTask(0, 0, 0), ()))
+    _span: _Span | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._begun = 0
@@ -276,34 +316,36 @@ class Worker:
         if kind is range or kind is torch.Tensor:
             rows = task
         elif kind is PlanTask:
-            rows = torch.from_numpy(self._rows(task)[1])
+            span, samples = self._evaluated(task)
+            rows = torch.from_numpy(span.indices[samples])
         else:
             rows = rows_of(task.index)
         batch = NOT_GATHERED if rows is None else gather(self._dataset, rows, self.work.allocate)
         self._gathers = batch is not NOT_GATHERED
         return batch
 
-    def _rows(self, task: PlanTask) -> tuple[Positions, Indices]:
-        """Return a task's positions and indices; where it pays, evaluated along with those of the next tasks."""
+    def _evaluated(self, task: PlanTask) -> tuple[_Span, slice]:
+        """Return what the plan says of a task, and which samples of that are its: where it pays, there are more."""
         plan = self.work.plan
         assert plan is not None, "a PlanTask needs a plan"
-        if self.workers > 1 and self.workers * plan.batch_size > _WORTH_IT:
-            positions = plan.positions(*task)
-            return positions, plan.indices(task.epoch, positions)
-        first, rows = self._span
-        place = task.step - first.step
-        if not 0 <= place < len(rows) or (task.epoch, task.cursor) != (first.epoch, first.cursor):
-            place, rows = 0, plan.span(*task)
-            self._span = task, rows
-        return rows[place]
+        span = self._span
+        samples = None if span is None else span.samples(task)
+        if span is None or samples is None:
+            alone = self.workers > 1 and self.workers * plan.batch_size > _WORTH_IT
+            rows = plan.span(*task, most=1) if alone else plan.span(*task)
+            self._span = span = _Span(task, plan.batch_size, *rows)
+            samples = slice(0, plan.batch_size)
+        return span, samples
 
     def _planned(self, task: PlanTask, seeded: bool) -> Any:
-        positions, indices = self._rows(task)
         assert self.work.plan is not None
-        keys = Keys(self.work.plan.seed, task.epoch, positions.tolist())
-        samples = indices.tolist()
-        data = self._fetcher.fetch(samples, keys, seeded, task.step)
-        return self._collate(data, samples, keys, seeded, task)
+        seed = self.work.plan.seed
+        span, samples = self._evaluated(task)
+        words = span.words(samples, seed) if seeded else ()
+        keys = Keys(seed, task.epoch, span.positions[samples].tolist(), words)
+        indices = span.indices[samples].tolist()
+        data = self._fetcher.fetch(indices, keys, seeded, task.step)
+        return self._collate(data, indices, keys, seeded, task)
 
     def _sampled(self, index: Any, number: int, seeded: bool) -> Any:
         whole = index if self.work.batched else [index]

@@ -3,7 +3,6 @@
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +24,9 @@ _INLINE = (-1, 0)
 _NO_SLOT = struct.pack("<q", -1)
 """What a message begins with that needs no slot."""
 
+_HEAD_ALONE = memoryview(struct.pack("<2q", -1, 0))
+"""The head of most of those: nothing was given up, either."""
+
 
 class SlotWriter:
     """A worker's side: lays batches into its slots.
@@ -45,8 +47,10 @@ class SlotWriter:
     def begin(self) -> None:
         """Choose the slot for the next batch, so that it can be collated in place."""
         if self._slot is None:
-            with suppress(SlotTooLarge):  # the batch may need none; if it does, `write` raises
+            try:
                 self._slot = self._ring.acquire()
+            except SlotTooLarge:
+                self._slot = None  # the batch may need none; if it does, `write` raises
         self._used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
@@ -73,18 +77,21 @@ class SlotWriter:
         """
         parts = dump(value)
         sizes = [sum(map(len, part)) for part in parts]
+        self.filled = None
+        if sum(sizes) <= INLINE_BYTES:
+            return [self._head(-1, ()), *map(whole, parts)]
         small = [number for number, size in enumerate(sizes) if size <= INLINE_BYTES][:INLINE_PARTS]
-        number, places, self.filled = -1, [], None
-        if sum(sizes) > INLINE_BYTES and len(small) < len(parts):
-            places = self._lay_out(parts, sizes, set(small))
-            assert self._slot is not None
-            number, self._slot = self._slot[0], None
-            self.filled = number, self._used
-        else:
-            small = list(range(len(parts)))
+        if len(small) == len(parts):
+            return [self._head(-1, ()), *map(whole, parts)]
+        places = self._lay_out(parts, sizes, set(small))
+        assert self._slot is not None
+        number, self._slot = self._slot[0], None
+        self.filled = number, self._used
         return [self._head(number, places), *(whole(parts[one]) for one in small)]
 
     def _head(self, number: int, places: Sequence[tuple[int, int]]) -> memoryview:
+        if number < 0 and not self._ring.given_up:
+            return _HEAD_ALONE
         given_up, self._ring.given_up = self._ring.given_up, []
         words = [number, len(given_up), *given_up, *(coordinate for place in places for coordinate in place)]
         return memoryview(struct.pack(f"<{len(words)}q", *words))

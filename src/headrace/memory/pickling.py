@@ -139,9 +139,10 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
-    if kind is None and shared and type(value) is torch.Tensor and _is_plain(value):
-        memory: Any = value.detach().numpy()
-        return [[_stream_of(value.dtype, value.shape, value.requires_grad)], [pickle.PickleBuffer(memory).raw()]]
+    if kind is None and shared and type(value) is torch.Tensor:
+        memory = _plain_memory(value)
+        if memory is not None:
+            return [[_stream_of(value.dtype, value.shape, value.requires_grad)], [memory]]
     if kind is None and _second is not None:
         try:
             return dump(value, shared, Pickler)
@@ -251,15 +252,15 @@ def _is_memory(tensor: torch.Tensor) -> bool:
     )
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is nothing but memory of its own, without gaps, that numpy has a type for."""
-    return (
-        _is_memory(tensor)
-        and tensor.is_contiguous()
-        and tensor.dtype in _ARRAYS
-        and tensor.numel() > 0
-        and not (tensor.__dict__ or tensor.is_conj() or tensor.is_neg())
-    )
+def _plain_memory(tensor: torch.Tensor) -> memoryview | None:
+    """Return a tensor's memory if it is nothing but that, without gaps, and numpy has a type for it."""
+    if tensor.__dict__:
+        return None
+    try:
+        array: Any = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+    except (TypeError, RuntimeError):  # it is anything else: on a device, sparse, nested, quantized, conjugate, ...
+        return None
+    return pickle.PickleBuffer(array).raw() if array.size and array.flags.c_contiguous else None
 
 
 def _pickles_as_tensor(kind: type[torch.Tensor]) -> bool:

@@ -120,11 +120,16 @@ def _mixed(word: int) -> int:
 
 def sample_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[int]]:
     """Return the words that seed torch, random and numpy before each sample: three for each position."""
-    under = key("sample", seed, epoch)
     if len(positions) <= _FEW:
+        under = key("sample", seed, epoch)
         return [generator_seeds_at(under, position) for position in positions]
-    words: list[list[int]] = generator_seeds(under, np.asarray(positions)).tolist()
+    words: list[list[int]] = sample_words(seed, epoch, np.asarray(positions)).tolist()
     return words
+
+
+def sample_words(seed: int, epoch: int, positions: NDArray[np.int64]) -> Words:
+    """Return what `sample_seeds` does, shape (n,) to (n, 3), for many positions."""
+    return generator_seeds(key("sample", seed, epoch), positions)
 
 
 def batch_seeds(seed: int, epoch: int, position: int) -> list[int]:

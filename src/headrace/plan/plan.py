@@ -151,23 +151,30 @@ class Plan:
             return places + start
         return self.order.deal(self.seed, epoch, start, stop, places)
 
-    def span(self, epoch: int, step: int, cursor: int = 0) -> list[tuple[Positions, Indices]]:
+    def span(self, epoch: int, step: int, cursor: int = 0, most: int = _SPAN_STEPS) -> tuple[Positions, Indices]:
         """Return the positions and dataset indices of several steps from `step` on, evaluated together.
 
         An order costs far less in bulk: a shuffle of 256 positions at a time takes six times as long as of 8,192.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The first step, as for `positions`.
+            cursor: Likewise.
+            most: No more steps than this.
+
+        Returns:
+            Shape (n,) each: all steps' in turn, `batch_size` for each but the epoch's last, which may have fewer.
 
         Raises:
             IndexError: The rank has no such step.
         """
         positions = self.positions(epoch, step, cursor)
-        size = self.batch_size
         start = cursor + step * self.global_batch
-        stop = min(start + min(max(1, _SPAN // size), _SPAN_STEPS) * self.global_batch, self.end(cursor))
+        steps = min(max(1, _SPAN // self.batch_size), most)
+        stop = min(start + steps * self.global_batch, self.end(cursor))
         if type(self.order).deal is Order.deal and not self._in_runs(stop):
             positions = _array(self._places(start, stop)) + start
-        indices = self.indices(epoch, positions)
-        cuts = range(0, len(positions), size)
-        return [(positions[cut : cut + size], indices[cut : cut + size]) for cut in cuts]
+        return positions, self.indices(epoch, positions)
 
     def batch(self, epoch: int, step: int, cursor: int = 0) -> Indices:
         """Return the dataset indices this rank reads at a step, shape (batch_size,) or fewer at the last."""
