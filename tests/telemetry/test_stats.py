@@ -109,6 +109,17 @@ def test_bytes_and_slots_of_workers() -> None:
     assert loader.stats().slots == 0
 
 
+def test_slots_that_were_needed_for_batches_held_once_are_given_back() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(800, 10_000)), batch_size=2, num_workers=2, seed=0)
+    batches = iter(loader)
+    held = [next(batches) for _ in range(50)]
+    assert loader.stats().slots >= 50
+    held.clear()
+    for _ in range(200):
+        next(batches)
+    assert loader.stats().slots <= 2 * 2 + 1 + 2, "as many as there are batches asked for or held, and one a worker"
+
+
 class Broken(FakeDataset):
     """Odd samples cannot be read."""
 

@@ -209,9 +209,9 @@ class Lender:
         back, dropped = wire.loans.lend(tasks)
         spare = sum(one.loans.spare for one in wires)
         self._spare = min(self._spare, spare)
-        surplus = self._spare if self._tasks % _SPARE_AFTER == 0 else 0
-        if surplus:
-            self._spare = spare - surplus
+        surplus = 0
+        if self._tasks % _SPARE_AFTER == 0:
+            surplus, self._spare = self._spare, spare - self._spare
         elif spare > len(wires) and not back and wire.loans.lent < tasks:
             surplus = 1
         for _ in range(surplus):
