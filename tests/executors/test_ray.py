@@ -424,6 +424,28 @@ def test_a_batch_whose_pieces_are_not_found_is_computed_again(monkeypatch: pytes
     ray.kill(nowhere)
 
 
+@needs_ray
+def test_small_batches_in_pieces_that_are_not_found_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = sys.modules["ray"]
+    nowhere = ray.remote(Growing).options(resources={"what no node has": 1}).remote()
+    found = ray_events.Copier.found
+    asked: list[int] = []
+
+    def once(copier: Any, calls: Any) -> Any:
+        asked.append(len(calls))
+        return found(copier, calls if len(asked) != 2 else [*calls[:-1], nowhere.__len__.remote()])
+
+    monkeypatch.setattr(ray_events, "_THERE_S", 0.01)
+    monkeypatch.setattr(ray_events.Copier, "found", once)
+    dataset = TensorDataset(torch.randn(2000, 2000))
+    options = {"batch_size": None}
+    loader = a_loader(dataset, STORE, prefetch_factor=32, **options)
+    assert [flat(batch) for batch in loader] == undisturbed(dataset, **options)
+    assert len(asked) > 2
+    assert max(asked) <= 3
+    ray.kill(nowhere)
+
+
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r'executor="ray" needs Ray: pip install "headrace\[ray\]"'):

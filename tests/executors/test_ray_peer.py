@@ -3,17 +3,24 @@
 import pickle
 import socket
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert
+from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.ray_actor import Answers
+from headrace.executors.ray_actor import PIECE_BYTES, Actor, Answers, Setup, pickled, versions
+from headrace.executors.ray_events import Landed
 from headrace.executors.ray_peer import Asked, RayPeer
 from headrace.executors.wire import TOOK, Wire, frame
+from headrace.memory import pickling
 from headrace.memory.codec import SlotWriter
 from headrace.memory.pickling import Pickler
 from headrace.memory.slots import Ring
+from headrace.plan import Plan, Sequential
+from headrace.randomness import callers_generators_kept
 from headrace.types import PlanTask
 from headrace.work import Work
 
@@ -50,9 +57,9 @@ def test_who_has_enough_takes_no_more() -> None:
 
 def test_short_tasks_go_several_at_a_time_and_are_worth_no_worker_of_their_own() -> None:
     peer = a_peer()
-    for task_s, bundle, worth in ((0.00011, 16, 9), (0.0021, 2, 1), (0.021, 1, 1)):
+    for task_s, bundle, worth in ((0.00011, 32, 9), (0.0021, 2, 1), (0.021, 1, 1)):
         for _ in range(100):
-            peer.pace(task_s, fits=16)
+            peer.pace(task_s, fits=36)
         assert (peer.bundle, peer.worth) == (bundle, worth)
     assert peer.credit == 2
 
@@ -66,19 +73,59 @@ def test_a_busy_machine_makes_tasks_look_long_and_none_short() -> None:
     assert peer.task_s == pytest.approx(0.000145)
 
 
-@pytest.mark.parametrize(("batch_bytes", "bundle"), [(10_000, 9), (40_000, 2), (200_000, 1)])
-def test_no_more_go_into_a_call_than_come_along_with_its_answer(batch_bytes: int, bundle: int) -> None:
+def no_others(calls: Sequence[Any]) -> Sequence[Any]:
+    raise AssertionError("nothing came beside the answer")
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "bundle", "worth"), [(1000, 32, 30), (10_000, 32, 30), (40_000, 8, 8), (200_000, 1, 1)]
+)
+def test_no_more_go_into_a_call_than_come_along_with_its_answer(batch_bytes: int, bundle: int, worth: int) -> None:
+    """In a few pieces; and a call is worth more work than a message over a socket."""
     peer = a_peer()
     answers = Answers([[bytearray(batch_bytes)] for _ in range(3)], [], 0, 0.0001)
-    peer.heard(None, pickle.dumps(answers, 5))
-    assert peer.bundle == bundle
+    peer.heard([None], pickle.dumps(answers, 5), no_others)
+    assert (peer.bundle, peer.worth) == (bundle, worth)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pieces", "apart"),
+    [
+        ([2500] * 32, 3, 3),
+        ([2500] * 32, 2, 0),  # too many, all of them come as one
+        ([2500] * 9, 3, 0),
+        ([2500] * 10, 1, 1),
+        ([4000, 4000, 10, 4000, 4000, 4000, 4000, 3000], 1, 1),
+    ],
+)
+def test_small_batches_come_in_pieces_of_several(
+    sizes: list[int], pieces: int, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, none of the pieces larger than what Ray sends along with an answer."""
+    dataset = [torch.randn(size) for size in sizes]
+    work = Work(dataset, default_convert, batched=False, plan=Plan(Sequential(), len(dataset)))
+    actor, peer = Actor(), a_peer()
+    monkeypatch.setattr(pickling, "_second", None)  # and what else a worker does to its process is undone
+    monkeypatch.setattr(torch_worker, "_worker_info", None)
+    futures = [asked(number) for number in range(len(sizes))]
+    with callers_generators_kept():
+        setup = Setup(1, 0, 1, torch.get_num_threads(), versions(), "")
+        assert actor.begin(setup, pickled(work)).failure is None
+        results = actor.run(pickle.dumps(([(one.sent, one.key) for one in futures], pieces)))
+    first, *others = results if pieces else [results]
+    assert sum(map(bool, others)) == apart
+    assert all(len(one) <= PIECE_BYTES + 2048 for one in (first, *others)) == bool(apart or len(sizes) < 10)
+    answers = peer.heard(range(1 + pieces), first, lambda calls: [others[call - 1] for call in calls])
+    for future, message in zip(futures, answers.messages, strict=True):
+        future.land(message, Landed(iter(())))
+    assert all(torch.equal(one.result(), sample) for one, sample in zip(futures, dataset, strict=True))
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(0, 0), (98_304, 0), (98_305, 2), (393_216, 4), (393_217, 0)])
 def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int) -> None:
     peer = a_peer()
     answers = Answers([[bytearray(b"head")]], [], size, 0.02)
-    assert peer.heard(None, pickle.dumps(answers)) == answers
+    assert peer.heard([None], pickle.dumps(answers), no_others) == answers
     assert peer.pieces == pieces
     assert peer.task_s == 0.02
 
@@ -86,7 +133,7 @@ def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int) -> None:
 def test_what_workers_died_at_goes_alone() -> None:
     peer = a_peer()
     for _ in range(30):
-        peer.pace(0.0001, fits=16)
+        peer.pace(0.0001, fits=36)
     futures = [asked(0), asked(1), asked(2, deaths=1), asked(3), asked(4)]
     give(peer, *futures)
     bundles = []

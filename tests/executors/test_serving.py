@@ -13,7 +13,6 @@ from headrace.executors.base import Future
 from headrace.executors.serving import Server, serve
 from headrace.executors.wire import Assigned, Wire
 from headrace.memory.codec import SlotWriter
-from headrace.memory.pickling import decode
 from headrace.memory.slots import Ring
 from headrace.types import PlanTask
 
@@ -28,10 +27,10 @@ class Stub:
         self.tensors = [torch.zeros(floats) for _ in range(parts)]
         self.begun, self.leave = threading.Semaphore(0), threading.Semaphore(0)
 
-    def answer_to(self, parts: Any, number: int | None) -> list[memoryview]:
+    def answer_to(self, sent: Any, number: int | None) -> list[memoryview]:
         """Answer when the test says so."""
         for tensor in self.tensors:
-            tensor.fill_(decode(parts)[1])
+            tensor.fill_(sent[1])
         self.begun.release()
         assert self.leave.acquire(timeout=LIMIT_S)
         self.writer.begin()
@@ -65,10 +64,8 @@ class Rank:
 
     def ask(self, count: int) -> None:
         """Send tasks that may be answered together."""
-        for step in range(count):
-            self.asked.append(Assigned(PlanTask(0, step), step))
-            self.wire.hand(self.asked[-1], None, ([], []), more=step < count - 1)
-        self.wire.send()
+        self.asked = [Assigned(PlanTask(0, step), step) for step in range(count)]
+        self.wire.hand(self.asked, ([], []))
 
     def let(self, count: int) -> None:
         """Let the worker do so many tasks, and wait until it is at the next one."""

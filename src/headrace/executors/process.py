@@ -162,8 +162,7 @@ class _ProcessPool(Pool):
     def _assign(self, future: Assigned, peer: Peer) -> None:
         future.worker = peer.worker
         peer.unanswered.append(future)
-        peer.hand(future, None, self._lender.lend(peer, len(peer.unanswered), self._peers))
-        peer.send()
+        peer.hand([future], self._lender.lend(peer, len(peer.unanswered), self._peers))
         if not peer.open:
             self._bury(peer)
 

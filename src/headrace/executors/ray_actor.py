@@ -84,12 +84,14 @@ class Answers(NamedTuple):
         slots: The slots that some of them refer to, in turn, shape (bytes,) each; none if it comes in pieces.
         slot_bytes: How much there is of slots or pieces, in bytes.
         task_s: What each took, on average, in seconds.
+        apart: How many results beside this one have the messages that follow.
     """
 
     messages: list[list[bytearray]]
     slots: list[NDArray[np.uint8]]
     slot_bytes: int
     task_s: float
+    apart: int = 0
 
 
 def versions() -> dict[str, str]:
@@ -197,8 +199,8 @@ class Actor:
         Ray moves `bytes` as they are, and pickles all else in Python, at ten times the cost.
 
         Args:
-            asked: Pickled: the tasks, each as parts with its number; and how many results to return beside the
-                answers: pieces of the one slot there is, if they hold it.
+            asked: Pickled: the tasks, each as it is sent with its number; and how many results to return beside the
+                answers: pieces of the one slot there is, or messages, if they hold them.
         """
         assert self._server is not None
         assert self._ring is not None
@@ -206,23 +208,45 @@ class Actor:
             self._ring.release(self._lent.pop())
         tasks, pieces = pickle.loads(asked)
         messages, slots, began_s = [], [], time.perf_counter()
-        for parts, number in tasks:
-            messages.append([*map(bytearray, self._server.answer_to(parts, number))])
+        for sent, number in tasks:
+            messages.append([*map(bytearray, self._server.answer_to(sent, number))])
             if self._server.writer.filled is not None:
                 slot, used = self._server.writer.filled
                 self._lent.append(slot)
                 slots.append(np.frombuffer(self._ring.memory(slot)[:used], np.uint8))
         size = sum(slot.nbytes for slot in slots)
         answers = Answers(messages, slots, size, (time.perf_counter() - began_s) / len(tasks))
-        cut = len(slots) == 1 and size <= pieces * PIECE_BYTES
-        first = answers if slots and not cut else pickle.dumps(answers._replace(slots=[]), 5)
-        apart = map(bytes, np.array_split(slots[0], pieces)) if cut else [b""] * pieces
-        return [first, *apart] if pieces else first
+        first: Answers | bytes = answers
+        apart: list[bytes] = []
+        if len(slots) == 1 and size <= pieces * PIECE_BYTES:
+            first = pickle.dumps(answers._replace(slots=[]), 5)
+            apart = [piece.tobytes() for piece in np.array_split(slots[0], pieces)]
+        elif not slots:
+            some, *others = _packed(messages, 1 + pieces)
+            first = pickle.dumps(answers._replace(messages=some, apart=len(others)), 5)
+            apart = [pickle.dumps(other, 5) for other in others]
+        return [first, *apart, *[b""] * (pieces - len(apart))] if pieces else first
 
     def _let_go(self) -> None:
         for end in self._ends:
             end.close()
         self._ends, self._lent, self._server, self._ring = [], [], None, None
+
+
+def _packed(messages: list[list[bytearray]], most: int) -> list[list[list[bytearray]]]:
+    """Divide messages up so that each part is a piece; leave them together where that is not possible."""
+    parts: list[list[list[bytearray]]] = []
+    room = 0
+    for message in messages:
+        size = sum(map(len, message))
+        if size > room:
+            parts.append([])
+            room = PIECE_BYTES
+        parts[-1].append(message)
+        room -= size
+        if room < 0:  # it is no piece
+            return [messages]
+    return parts if len(parts) <= most else [messages]
 
 
 def _reach(setup: Setup) -> list[socket.socket]:

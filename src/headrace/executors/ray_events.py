@@ -86,6 +86,7 @@ class Copier:
     """
 
     def __init__(self, ray: Any, bell: Bell, shelf: Shelf) -> None:
+        self._ray = ray
         self._jobs: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
         self._start: threading.Thread | None = threading.Thread(
             target=_copy, args=(ray, self._jobs, bell, shelf), name="headrace-ray-copy", daemon=True
@@ -97,6 +98,10 @@ class Copier:
             self._start.start()
             self._start = None
         self._jobs.put((slots, calls, what))
+
+    def found(self, calls: Sequence[Any]) -> Sequence[Any]:
+        """Return at once what has come along with an answer."""
+        return _found(self._ray, calls)
 
     def close(self) -> None:
         """Let the thread end when it has done what it is at."""
@@ -114,11 +119,16 @@ def _copy(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any, Any] | None]", bell
         del job, slots, calls, what, event  # here, since for Ray to forget an object takes longer than a copy
 
 
+def _found(ray: Any, calls: Sequence[Any]) -> Sequence[Any]:
+    found: Sequence[Any] = ray.get(list(calls), timeout=_THERE_S)
+    return found
+
+
 def _copied(ray: Any, slots: Sequence[NDArray[np.uint8]], calls: Sequence[Any], shelf: Shelf) -> list[memoryview]:
     """Return a copy of each slot; of the one that came in pieces if there is none."""
     whole = [[slot] for slot in slots]
     if not whole:
-        whole = [[np.frombuffer(piece, np.uint8) for piece in ray.get(calls[1:], timeout=_THERE_S)]]
+        whole = [[np.frombuffer(piece, np.uint8) for piece in _found(ray, calls[1:])]]
     memories = [shelf.take(sum(piece.nbytes for piece in pieces)) for pieces in whole]
     for memory, pieces in zip(memories, whole, strict=True):
         np.concatenate(pieces, out=np.frombuffer(memory, np.uint8))

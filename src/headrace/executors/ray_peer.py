@@ -1,6 +1,7 @@
 """One Ray actor as the rank sees it: the tasks that it has, how fast it is, and whether it can be counted on."""
 
 import pickle
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from headrace.executors.base import name_task
 from headrace.executors.ray_actor import PIECE_BYTES, Answers, Begun
-from headrace.executors.wire import TOOK, Assigned, Loan, Wire
+from headrace.executors.wire import TOOK, Assigned, Wire
 from headrace.memory.codec import is_inline
 from headrace.memory.pickling import Pickler
 from headrace.types import Task
@@ -24,10 +25,13 @@ _BUSY_S = 0.01
 _MESSAGE_S = 0.001
 """So much work, in seconds, and more is worth a message of its own to whoever has nothing to do."""
 
+_CALL_S = 0.003
+"""So much is worth a call of Ray, which takes that long on all sides together."""
+
 _MOST_CREDIT = 64
 """No more than so many, however short they are."""
 
-_MOST_BUNDLE = 16
+_MOST_BUNDLE = 32
 """Nor more than so many in one message."""
 
 _SOONER, _LATER = 0.5, 0.1
@@ -35,7 +39,11 @@ _SOONER, _LATER = 0.5, 0.1
 look short, and to send fewer at a time because the machine is busy would make it busier."""
 
 _MOST_PIECES = 4
-"""A batch of more pieces than this costs less as one object in Ray's store."""
+"""What comes in more pieces than this costs less as one object in Ray's store."""
+
+OVERDUE_S = 0.25
+_OVERDUE = 2.0
+"""A batch is overdue after this time and so many times what the median batch takes."""
 
 _NAMED = 4
 """So many of its tasks are named where a worker is late."""
@@ -49,16 +57,14 @@ class Asked(Assigned):
 
     Attributes:
         sent_s: When it was given to a worker first, or first since it was put back; 0 if to none.
-        key: What its random numbers hang on: its number, or None where there is a plan.
         holders: The workers that have it.
         bound: The only worker that may compute it, or None.
     """
 
-    __slots__ = ("bound", "holders", "key", "sent_s")
+    __slots__ = ("bound", "holders", "sent_s")
 
     def __init__(self, task: Task, number: int, kind: type[Pickler], work: Work, worker: int | None) -> None:
-        super().__init__(task, number, kind)
-        self.key = number if work.by_number else None
+        super().__init__(task, number, kind, number if work.by_number else None)
         self.bound = None if work.repeatable else worker
         self.sent_s = 0.0
         self.holders: list[RayPeer] = []
@@ -81,6 +87,7 @@ class RayPeer:
         credit: How many tasks it may have: few, unless they are short.
         bundle: How many of them go into one message: several if they are short and their batches small.
         pieces: In how many pieces a batch comes that goes through Ray beside its store; 0 if it does not.
+        fits: Of small batches so many fit into one piece.
         worth: How many of them are worth a message, whoever else has nothing to do.
         writes: Whether its socket had no room for all that it was sent.
         to_send: What it was given just now, on its way.
@@ -100,7 +107,7 @@ class RayPeer:
         self.begun: Begun | None = None
         self.up = self.suspect = False
         self.task_s = self.heard_s = 0.0
-        self.credit, self.bundle, self.worth, self.pieces = _CREDIT, 1, 1, 0
+        self.credit, self.bundle, self.worth, self.pieces, self.fits = _CREDIT, 1, 1, 0, 1
         self.writes = False
         self._ages = ages
 
@@ -113,30 +120,35 @@ class RayPeer:
         self.settle(future)
         future.land(parts, self.wire.loans)
 
-    def hand(self, some: Sequence[Asked], wire: Wire, lend: Callable[[Wire, int], Loan]) -> None:
-        """Send tasks over the socket; they are answered together."""
-        for one in some:
-            wire.hand(one, one.key, lend(wire, len(self.unanswered)), more=one is not some[-1])
-        wire.send()
-
     def ask(self, some: Sequence[Asked]) -> list[Any]:
-        """Send tasks through Ray; return its references to the answers and, if it comes so, a batch in pieces."""
-        tasks = [([*map(bytearray, one.parts)], one.key) for one in some]
-        called = self.actor.run.options(num_returns=1 + self.pieces).remote(pickle.dumps((tasks, self.pieces), 5))
-        calls = called if self.pieces else [called]
+        """Send tasks through Ray; return its references to the answers and to what comes in pieces beside them."""
+        tasks = [(one.sent, one.key) for one in some]
+        pieces = self.pieces or -(-len(some) // self.fits) - 1
+        called = self.actor.run.options(num_returns=1 + pieces).remote(pickle.dumps((tasks, pieces), 5))
+        calls = called if pieces else [called]
         self.call = calls[0]
         return list(calls)
 
-    def heard(self, call: Any, outcome: Answers | bytes) -> Answers:
-        """Note how long tasks took that were answered through Ray, and how large their batches were."""
-        if call is self.call:
+    def heard(self, calls: Sequence[Any], outcome: Answers | bytes, get: Callable[[Sequence[Any]], Any]) -> Answers:
+        """Note how long tasks took that were answered through Ray, and how large their batches were.
+
+        Args:
+            calls: What `ask` returned.
+            outcome: Of the first.
+            get: Returns what the others, which have come along, refer to.
+        """
+        if calls[0] is self.call:
             self.call = self.first_call  # which is answered as well, and keeps no batch in Ray's store
         answers: Answers = pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
-        # Where a message has more than Ray sends along with the answer, all of it goes through the store.
-        fits = PIECE_BYTES * len(answers.messages) // len(outcome) if isinstance(outcome, bytes) else 1
-        self.pace(answers.task_s, 1 if answers.slot_bytes else fits)
+        fits = 0
+        if isinstance(outcome, bytes) and not answers.slot_bytes:
+            fits = PIECE_BYTES * len(answers.messages) // len(outcome)
+        self.fits = max(1, fits)
+        self.pace(answers.task_s, fits * _MOST_PIECES, _CALL_S)
         pieces = -(-answers.slot_bytes // PIECE_BYTES)
         self.pieces = pieces if 1 < pieces <= _MOST_PIECES else 0
+        for piece in get(calls[1 : 1 + answers.apart]) if answers.apart else ():
+            answers.messages.extend(pickle.loads(piece))
         return answers
 
     def settle(self, future: Asked) -> bool:
@@ -152,14 +164,20 @@ class RayPeer:
             self._ages.append(now_s - future.sent_s)
         return True
 
-    def pace(self, task_s: float, fits: int) -> None:
-        """Note what a task took, in seconds, and how many batches like its own fit into one message."""
+    def pace(self, task_s: float, fits: int, message_s: float = _MESSAGE_S) -> None:
+        """Note how long a task took and how large its batch was.
+
+        Args:
+            task_s: What a task took, in seconds.
+            fits: How many batches like its own fit into one message.
+            message_s: So much work is worth one, in seconds.
+        """
         gain = _SOONER if task_s < self.task_s else _LATER
         self.task_s += gain * (task_s - self.task_s) if self.task_s else task_s
         each = max(self.task_s, 1e-6)
         self.credit = int(min(max(_CREDIT, _BUSY_S / each), _MOST_CREDIT))
         self.bundle = int(max(1, min(_BUSY_S / _CREDIT / each, _MOST_BUNDLE, fits)))
-        self.worth = max(1, min(self.bundle, int(_MESSAGE_S / each)))
+        self.worth = max(1, min(self.bundle, int(message_s / each)))
 
     def takes(self, future: Asked) -> bool:
         """Tell whether it may be given a task now."""
@@ -198,6 +216,11 @@ class RayPeer:
     def __str__(self) -> str:
         where = "" if self.begun is None else f" (pid {self.begun.pid} on {self.begun.host})"
         return f"worker {self.worker}{where}"
+
+
+def overdue_after(ages: Sequence[float]) -> float:
+    """Return after how many seconds a batch is overdue, given what the last ones took."""
+    return OVERDUE_S + _OVERDUE * statistics.median(ages)
 
 
 def end_of(peer: RayPeer, false_starts: int) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import statistics
 import sys
 import time
 import warnings
@@ -19,7 +18,7 @@ from headrace.executors.ray_bench import BENCH
 from headrace.executors.ray_cluster import LEFT, Head, few_came, none_came, room
 from headrace.executors.ray_door import Door
 from headrace.executors.ray_events import Bell, Copier, Event, Landed
-from headrace.executors.ray_peer import Asked, RayPeer, end_of
+from headrace.executors.ray_peer import OVERDUE_S, Asked, RayPeer, end_of, overdue_after
 from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
 from headrace.interrupts import InterruptsHeld
 from headrace.memory.slots import Shelf, keep_freed_memory
@@ -31,10 +30,6 @@ _LOOK_S = 0.05
 
 _LOOK_AROUND_S = 1.0
 """How often it looks for what nobody tells, and for workers that have come up."""
-
-_OVERDUE_S = 0.25
-_OVERDUE = 2.0
-"""A batch is overdue after this time and so many times what the median batch takes."""
 
 _GIVEN_UP_S = 10.0
 """A worker that says nothing for so long, although others have done all that it had to do, is replaced; Ray takes 14 s
@@ -305,21 +300,26 @@ class RayPool(Pool):
                     calls = peer.ask(some)
                     self._bell.tell_of(calls[0], (peer, "answered", some, calls))
                     continue
-                peer.hand(some, peer.wire, partial(self._lender.lend, wires=self._wires))
+                slots = self._lender.lend(peer.wire, len(peer.unanswered), self._wires, len(some))
+                peer.wire.hand(some, slots)
 
     def _answered(self, peer: RayPeer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
         _, what, futures, rest = event.what
-        if event.error is not None:
-            self._missing(peer, futures, event.error)
+        error, messages, memories = event.error, rest, event.outcome
+        if error is None and what == "answered":
+            try:
+                answers = peer.heard(rest, event.outcome, self._copier.found)
+            except Exception as lost:  # noqa: BLE001 - it is dealt with below
+                error = lost
+            else:
+                messages, memories = answers.messages, ()
+                if answers.slot_bytes:
+                    self._copier.copy(answers.slots, rest, (peer, "copied", futures, messages))
+                    return
+        if error is not None:
+            self._missing(peer, futures, error)
             return
-        messages, memories = rest, event.outcome
-        if what == "answered":
-            answers = peer.heard(rest[0], event.outcome)
-            messages, memories = answers.messages, ()
-            if answers.slot_bytes:
-                self._copier.copy(answers.slots, rest, (peer, "copied", futures, messages))
-                return
         landed = Landed(iter(memories))
         for future, message in zip(futures, messages, strict=True):
             peer.settle(future)
@@ -403,9 +403,9 @@ class RayPool(Pool):
             key=lambda one: one.number,
             default=None,
         )
-        if head is None or not self._ages or now_s - head.sent_s < _OVERDUE_S:
+        if head is None or not self._ages or now_s - head.sent_s < OVERDUE_S:
             return
-        overdue_s = _OVERDUE_S + _OVERDUE * statistics.median(self._ages)
+        overdue_s = overdue_after(self._ages)
         if now_s - head.sent_s < overdue_s:
             return
         # Who helps out has tasks of its own; that it is stuck, too, shows when it says nothing for as long.

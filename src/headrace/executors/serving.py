@@ -3,17 +3,17 @@
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Failure, Remarked
-from headrace.executors.wire import JOINED_BYTES, TOOK, frame, read_frames
+from headrace.executors.wire import JOINED_BYTES, TOOK, Order, Sent, frame, read_frames
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
-from headrace.memory.pickling import Buffer, decode
+from headrace.memory.pickling import decode
 from headrace.memory.slots import Ring
 from headrace.types import PlanTask, Remark, StreamTask, Task
 from headrace.work import Work
@@ -46,11 +46,10 @@ class Server:
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             self._refusal = Failure.of(error, where)
 
-    def answer_to(self, parts: Sequence[Buffer], number: int | None) -> list[memoryview]:
-        """Return what `answer` does for a task that came as bytes."""
+    def answer_to(self, sent: Sent, number: int | None) -> list[memoryview]:
+        """Return what `answer` does for a task as it was sent."""
         try:
-            task = decode(parts)
-            task = PlanTask(*task) if type(task) is tuple else task
+            task = PlanTask(*sent) if isinstance(sent, tuple) else decode(sent)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             return self.writer.write(Failure.of(error, self._where))
         return self.answer(task, number)
@@ -90,29 +89,27 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
         rank_lives: Asked from time to time, where the socket has a time limit and nothing comes.
     """
     held: list[memoryview] = []
-    for (number, more, returned, dropped), parts in _orders(end, rank_lives):
+    for tasks, returned, dropped in _orders(end, rank_lives):
         for slot in returned:
             ring.release(slot)
         for slot in dropped:
             ring.forget(slot)
-        began_s = time.perf_counter()
-        message = server.answer_to(parts, number)
-        held += frame([*message, memoryview(TOOK.pack(time.perf_counter() - began_s))])
-        size = sum(map(len, held))
-        if more and size <= JOINED_BYTES // 2:  # what is larger may be the user's memory still, and changes
-            continue
-        for part in [b"".join(held)] if size <= JOINED_BYTES else held:
-            end.sendall(part)
-        held.clear()
+        for left, (sent, number) in zip(reversed(range(len(tasks))), tasks, strict=True):
+            began_s = time.perf_counter()
+            message = server.answer_to(sent, number)
+            held += frame([*message, memoryview(TOOK.pack(time.perf_counter() - began_s))])
+            size = sum(map(len, held))
+            if left and size <= JOINED_BYTES // 2:  # what is larger may be the user's memory still, and changes
+                continue
+            for part in [b"".join(held)] if size <= JOINED_BYTES else held:
+                end.sendall(part)
+            held.clear()
 
 
-_Order = tuple[tuple[int | None, bool, list[int], list[int]], list[bytearray]]
-
-
-def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[_Order, None, None]:
-    """Yield what `Wire.hand` says of a task, with the slots that are given back and those to forget; and its bytes."""
-    received: deque[_Order] = deque()
-    frames = read_frames(lambda parts: received.append((decode(parts[:1]), parts[1:])))
+def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Order, None, None]:
+    """Yield what `Wire.hand` sends."""
+    received: deque[Order] = deque()
+    frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
     while rank_lives():
         try:

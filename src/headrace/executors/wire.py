@@ -34,8 +34,12 @@ more often: at 20 ms and five kills a second one in ten, and all ten in a row ha
 
 _COUNT = struct.Struct("<Q")
 
-_PLAIN = {more: memoryview(pickle.dumps((None, more, [], []), 5)) for more in (False, True)}
-"""What most tasks come with: no number, and no slots."""
+Sent = tuple[int, ...] | list[bytearray]
+"""A task on its way: what a `PlanTask` consists of, or pickled."""
+
+Order = tuple[list[tuple[Sent, int | None]], list[int], list[int]]
+"""What a worker is sent: tasks, to be answered together, each with its number where its random numbers hang on it; and
+as `Loan` the slots that come back, and those that it is to forget."""
 
 Loan = tuple[list[int], list[int]]
 """The slots that go back to a worker, and those that it is to forget."""
@@ -70,20 +74,22 @@ class Assigned(Future):
 
     Attributes:
         task: What it is.
-        parts: The task as bytes.
+        sent: The task as it is sent.
         number: How many tasks were submitted before it.
+        key: What its random numbers hang on: its number, or None.
         deaths: How many workers died while it was the one that they were at.
     """
 
-    __slots__ = ("deaths", "number", "parts", "task")
+    __slots__ = ("deaths", "key", "number", "sent", "task")
 
-    def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None) -> None:
+    def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None, key: int | None = None) -> None:
         super().__init__(-1)
         self.task = task
-        # Most tasks are three numbers. What cannot be pickled raises here, before a worker is said to have it.
-        plain = isinstance(task, PlanTask)
-        self.parts = [memoryview(pickle.dumps(tuple(task), 5))] if plain else encode(task, kind)
+        # What cannot be pickled raises here, before a worker is said to have it.
+        plain = type(task) is PlanTask
+        self.sent: Sent = tuple(task) if plain else [*map(bytearray, encode(task, kind))]
         self.number = number
+        self.key = key
         self.deaths = 0
 
     def land(self, message: Sequence[Buffer], slots: Slots) -> None:
@@ -128,18 +134,11 @@ class Wire:
         """Whether nobody has hung up."""
         return self.end.fileno() >= 0
 
-    def hand(self, future: Assigned, number: int | None, slots: Loan, more: bool = False) -> None:
-        """Put down to be sent a task.
-
-        Args:
-            future: Its future.
-            number: Its number, where its random numbers hang on it.
-            slots: From a `Lender`.
-            more: Whether it may be answered along with the next one.
-        """
-        plain = number is None and slots == ([], [])
-        head = _PLAIN[more] if plain else memoryview(pickle.dumps((number, more, *slots), 5))
-        self.outbox.extend(frame([head, *future.parts]))
+    def hand(self, futures: Sequence[Assigned], slots: Loan) -> None:
+        """Send tasks, to be answered together, and slots from a `Lender`."""
+        order: Order = ([(future.sent, future.key) for future in futures], *slots)
+        self.outbox.extend(frame([memoryview(pickle.dumps(order, 5))]))
+        self.send()
 
     def send(self) -> None:
         """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
@@ -192,8 +191,8 @@ class Lender:
     def __init__(self) -> None:
         self._tasks = self._spare = 0  # tasks, and slots that none of the last few needed
 
-    def lend(self, wire: Wire, tasks: int, wires: Sequence[Wire]) -> Loan:
-        """Return the slots that go back to a worker with its task, and those that it is to forget.
+    def lend(self, wire: Wire, tasks: int, wires: Sequence[Wire], new: int = 1) -> Loan:
+        """Return the slots that go back to a worker with new tasks, and those that it is to forget.
 
         A slot that one worker has to make replaces one that another does not need, so that together they have no more
         than there are batches asked for, undelivered or held, and one each: a worker's turn comes when another's batch
@@ -202,16 +201,17 @@ class Lender:
 
         Args:
             wire: To the worker.
-            tasks: How many tasks it has, this one included.
+            tasks: How many tasks it has, those included.
             wires: To all workers.
+            new: How many are new.
         """
-        self._tasks += 1
-        back, dropped = wire.loans.lend(tasks)
+        self._tasks += new
+        back, dropped = wire.loans.lend(tasks, new)
         spare = sum(one.loans.spare for one in wires)
         self._spare = min(self._spare, spare)
         surplus = 0
-        if self._tasks % _SPARE_AFTER == 0:
-            surplus, self._spare = self._spare, spare - self._spare
+        if self._tasks >= _SPARE_AFTER:
+            self._tasks, surplus, self._spare = 0, self._spare, spare - self._spare
         elif spare > len(wires) and not back and wire.loans.lent < tasks:
             surplus = 1
         for _ in range(surplus):

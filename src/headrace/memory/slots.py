@@ -244,14 +244,14 @@ class Loans:
         watch.slot = slot
         return memoryview(lease).cast("B")
 
-    def lend(self, tasks: int) -> tuple[list[int], list[int]]:
-        """Return the slot for the last of the worker's `tasks`, if one is spare, and those that it is to forget.
+    def lend(self, tasks: int, new: int = 1) -> tuple[list[int], list[int]]:
+        """Return slots for the new ones of the worker's `tasks`, as there are spare, and those that it is to forget.
 
         No more go back than it can fill: what is kept here can be dropped when another worker needs a new slot. And
-        one at a time, since slots that come with a task are too late for those before it.
+        one for each task, since slots that come with a task are too late for those before it.
         """
-        back = []
-        if self.lent < tasks and self._returned:
+        back: list[int] = []
+        while len(back) < new and self.lent < tasks and self._returned:
             back.append(self._returned.popleft().slot)
             self.lent += 1
         dropped, self._dropped = self._dropped, []
