@@ -101,9 +101,8 @@ def test_a_worker_that_stalls_is_helped_out(executor: RayExecutor, stalls: int, 
     assert len(stopped) == stalls
 
 
-@needs_ray
-@planes
-def test_short_tasks_travel_together(executor: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_bundles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return where it is noted how many tasks go together, each time."""
     counts: list[int] = []
     alone = RayPeer.next_bundle
 
@@ -113,11 +112,29 @@ def test_short_tasks_travel_together(executor: RayExecutor, monkeypatch: pytest.
         return some
 
     monkeypatch.setattr(RayPeer, "next_bundle", counted)
+    return counts
+
+
+@needs_ray
+@planes
+def test_short_tasks_travel_together(executor: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = in_bundles(monkeypatch)
     dataset = TensorDataset(torch.arange(3000))
     loader = a_loader(dataset, executor, prefetch_factor=16)
     assert [flat(batch) for batch in loader] == undisturbed(dataset)
     assert sum(counts) == 1000
     assert len(counts) < 500
+
+
+@needs_ray
+def test_batches_of_medium_size_travel_together_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one or two pieces each, now and then of more than a call brings beside the store."""
+    counts = in_bundles(monkeypatch)
+    dataset = [torch.randn(60_000 if index % 100 == 50 else 20_000 + index) for index in range(300)]
+    loader = a_loader(dataset, STORE, batch_size=None, prefetch_factor=8)
+    assert [flat(batch) for batch in loader] == undisturbed(dataset, batch_size=None)
+    assert sum(counts) == 300
+    assert max(counts) > 1
 
 
 def squares() -> list[Any]:
@@ -400,7 +417,7 @@ def test_batches_of_any_size_come_through_ray(monkeypatch: pytest.MonkeyPatch) -
     loader = a_loader(Growing(), STORE, num_workers=1, persistent_workers=True, prefetch_factor=1, **options)
     reader = iter(loader)
     assert [flat(batch) for batch in reader] == undisturbed(Growing(), **options)
-    assert {*asked} == {0, 2, 4}
+    assert {*asked} == {0, 1, 2, 4}
     peers = reader._pool._peers
     assert all(peer.call is peer.first_call for peer in peers), "no batch stays in the store"
 
@@ -412,8 +429,8 @@ def test_a_batch_whose_pieces_are_not_found_is_computed_again(monkeypatch: pytes
     missing = [nowhere.__len__.remote()]
     copy = ray_events.Copier.copy
 
-    def partly(copier: Any, slots: Any, calls: Any, what: Any) -> None:
-        copy(copier, slots, calls if slots or not missing else [calls[0], missing.pop()], what)
+    def partly(copier: Any, answers: Any, calls: Any, what: Any) -> None:
+        copy(copier, answers, calls if answers.slots or not missing else [calls[0], missing.pop()], what)
 
     monkeypatch.setattr(ray_events, "_THERE_S", 0.01)
     monkeypatch.setattr(ray_events.Copier, "copy", partly)

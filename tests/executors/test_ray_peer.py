@@ -78,12 +78,12 @@ def no_others(calls: Sequence[Any]) -> Sequence[Any]:
 
 
 @pytest.mark.parametrize(
-    ("batch_bytes", "bundle", "worth"), [(1000, 32, 30), (10_000, 32, 30), (40_000, 8, 8), (200_000, 1, 1)]
+    ("batch_bytes", "bundle", "worth"), [(1000, 32, 30), (10_000, 32, 30), (40_000, 16, 16), (200_000, 1, 1)]
 )
 def test_no_more_go_into_a_call_than_come_along_with_its_answer(batch_bytes: int, bundle: int, worth: int) -> None:
     """In a few pieces; and a call is worth more work than a message over a socket."""
     peer = a_peer()
-    answers = Answers([[bytearray(batch_bytes)] for _ in range(3)], [], 0, 0.0001)
+    answers = Answers([[bytearray(batch_bytes)] for _ in range(3)], [], [], 0.0001)
     peer.heard([None], pickle.dumps(answers, 5), no_others)
     assert (peer.bundle, peer.worth) == (bundle, worth)
 
@@ -121,13 +121,15 @@ def test_small_batches_come_in_pieces_of_several(
     assert all(torch.equal(one.result(), sample) for one, sample in zip(futures, dataset, strict=True))
 
 
-@pytest.mark.parametrize(("size", "pieces"), [(0, 0), (98_304, 0), (98_305, 2), (393_216, 4), (393_217, 0)])
-def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "pieces", "bundle"), [(98_304, 1, 8), (98_305, 2, 4), (294_912, 3, 2), (393_216, 4, 2), (393_217, 0, 1)]
+)
+def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int, bundle: int) -> None:
     peer = a_peer()
-    answers = Answers([[bytearray(b"head")]], [], size, 0.02)
+    answers = Answers([[bytearray(b"head")]] * 2, [], [size, 20_000], 0.0001)
     assert peer.heard([None], pickle.dumps(answers), no_others) == answers
-    assert peer.pieces == pieces
-    assert peer.task_s == 0.02
+    assert (peer.pieces, peer.bundle) == (pieces, bundle)
+    assert peer.task_s == 0.0001
 
 
 def test_what_workers_died_at_goes_alone() -> None:

@@ -81,15 +81,15 @@ class Answers(NamedTuple):
 
     Attributes:
         messages: For each the message of a `SlotWriter`.
-        slots: The slots that some of them refer to, in turn, shape (bytes,) each; none if it comes in pieces.
-        slot_bytes: How much there is of slots or pieces, in bytes.
+        slots: The slots that some of them refer to, in turn, shape (bytes,) each; none if they come in pieces.
+        slot_sizes: How large they are, in bytes.
         task_s: What each took, on average, in seconds.
         apart: How many results beside this one have the messages that follow.
     """
 
     messages: list[list[bytearray]]
     slots: list[NDArray[np.uint8]]
-    slot_bytes: int
+    slot_sizes: list[int]
     task_s: float
     apart: int = 0
 
@@ -146,6 +146,11 @@ def pickled(work: Work) -> list[NDArray[np.uint8]]:
     return [np.frombuffer(part, np.uint8) for part in parts]
 
 
+def pieces_of(size: int) -> int:
+    """Return into how many pieces so many bytes are cut."""
+    return -(-size // PIECE_BYTES)
+
+
 class Actor:
     """A process that can be made a worker, of one pool after another."""
 
@@ -200,7 +205,7 @@ class Actor:
 
         Args:
             asked: Pickled: the tasks, each as it is sent with its number; and how many results to return beside the
-                answers: pieces of the one slot there is, or messages, if they hold them.
+                answers: pieces of the slots, or messages, if they hold them.
         """
         assert self._server is not None
         assert self._ring is not None
@@ -214,13 +219,14 @@ class Actor:
                 slot, used = self._server.writer.filled
                 self._lent.append(slot)
                 slots.append(np.frombuffer(self._ring.memory(slot)[:used], np.uint8))
-        size = sum(slot.nbytes for slot in slots)
-        answers = Answers(messages, slots, size, (time.perf_counter() - began_s) / len(tasks))
+        sizes = [slot.nbytes for slot in slots]
+        answers = Answers(messages, slots, sizes, (time.perf_counter() - began_s) / len(tasks))
         first: Answers | bytes = answers
         apart: list[bytes] = []
-        if len(slots) == 1 and size <= pieces * PIECE_BYTES:
+        if slots and sum(map(pieces_of, sizes)) <= pieces:
             first = pickle.dumps(answers._replace(slots=[]), 5)
-            apart = [piece.tobytes() for piece in np.array_split(slots[0], pieces)]
+            cut = [piece for slot in slots for piece in np.array_split(slot, pieces_of(slot.nbytes))]
+            apart = [piece.tobytes() for piece in cut]
         elif not slots:
             some, *others = _packed(messages, 1 + pieces)
             first = pickle.dumps(answers._replace(messages=some, apart=len(others)), 5)

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headrace.executors.ray_actor import Answers, pieces_of
 from headrace.memory.slots import Shelf
 
 _THERE_S = 1.0
@@ -92,12 +93,12 @@ class Copier:
             target=_copy, args=(ray, self._jobs, bell, shelf), name="headrace-ray-copy", daemon=True
         )
 
-    def copy(self, slots: Sequence[NDArray[np.uint8]], calls: Sequence[Any], what: Any) -> None:
-        """Copy slots, or the pieces of one that have come along; and let go of the references to all of it."""
+    def copy(self, answers: Answers, calls: Sequence[Any], what: Any) -> None:
+        """Copy slots, or the pieces of them that have come along; and let go of the references to all of it."""
         if self._start is not None:
             self._start.start()
             self._start = None
-        self._jobs.put((slots, calls, what))
+        self._jobs.put((answers, calls, what))
 
     def found(self, calls: Sequence[Any]) -> Sequence[Any]:
         """Return at once what has come along with an answer."""
@@ -110,13 +111,13 @@ class Copier:
 
 def _copy(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any, Any] | None]", bell: Bell, shelf: Shelf) -> None:
     while (job := jobs.get()) is not None:
-        slots, calls, what = job
+        answers, calls, what = job
         try:
-            event = Event(what, _copied(ray, slots, calls, shelf), None)
+            event = Event(what, _copied(ray, answers, calls, shelf), None)
         except Exception as error:  # noqa: BLE001 - it is dealt with in the rank
             event = Event(what, None, error)
         bell.ring(event)
-        del job, slots, calls, what, event  # here, since for Ray to forget an object takes longer than a copy
+        del job, answers, calls, what, event  # here, since for Ray to forget an object takes longer than a copy
 
 
 def _found(ray: Any, calls: Sequence[Any]) -> Sequence[Any]:
@@ -124,11 +125,13 @@ def _found(ray: Any, calls: Sequence[Any]) -> Sequence[Any]:
     return found
 
 
-def _copied(ray: Any, slots: Sequence[NDArray[np.uint8]], calls: Sequence[Any], shelf: Shelf) -> list[memoryview]:
-    """Return a copy of each slot; of the one that came in pieces if there is none."""
-    whole = [[slot] for slot in slots]
+def _copied(ray: Any, answers: Answers, calls: Sequence[Any], shelf: Shelf) -> list[memoryview]:
+    """Return a copy of each slot."""
+    whole = [[slot] for slot in answers.slots]
     if not whole:
-        whole = [[np.frombuffer(piece, np.uint8) for piece in _found(ray, calls[1:])]]
+        counts = [*map(pieces_of, answers.slot_sizes)]
+        found = (np.frombuffer(piece, np.uint8) for piece in _found(ray, calls[1 : 1 + sum(counts)]))
+        whole = [[*islice(found, count)] for count in counts]
     memories = [shelf.take(sum(piece.nbytes for piece in pieces)) for pieces in whole]
     for memory, pieces in zip(memories, whole, strict=True):
         np.concatenate(pieces, out=np.frombuffer(memory, np.uint8))

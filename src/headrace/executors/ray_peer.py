@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.executors.base import name_task
-from headrace.executors.ray_actor import PIECE_BYTES, Answers, Begun
+from headrace.executors.ray_actor import PIECE_BYTES, Answers, Begun, pieces_of
 from headrace.executors.wire import TOOK, Assigned, Wire
 from headrace.memory.codec import is_inline
 from headrace.memory.pickling import Pickler
@@ -39,7 +39,10 @@ _SOONER, _LATER = 0.5, 0.1
 look short, and to send fewer at a time because the machine is busy would make it busier."""
 
 _MOST_PIECES = 4
-"""What comes in more pieces than this costs less as one object in Ray's store."""
+"""A batch of more pieces than this costs less as one object in Ray's store."""
+
+_CARRIED = 8
+"""No more pieces than these come of one call."""
 
 OVERDUE_S = 0.25
 _OVERDUE = 2.0
@@ -86,8 +89,8 @@ class RayPeer:
         suspect: Whether a task of its is overdue.
         credit: How many tasks it may have: few, unless they are short.
         bundle: How many of them go into one message: several if they are short and their batches small.
-        pieces: In how many pieces a batch comes that goes through Ray beside its store; 0 if it does not.
-        fits: Of small batches so many fit into one piece.
+        pieces: In how many pieces the slot of a batch comes through Ray, beside its store; 0 if it does not.
+        fits: Of batches that need no slot so many fit into one piece.
         worth: How many of them are worth a message, whoever else has nothing to do.
         writes: Whether its socket had no room for all that it was sent.
         to_send: What it was given just now, on its way.
@@ -123,7 +126,7 @@ class RayPeer:
     def ask(self, some: Sequence[Asked]) -> list[Any]:
         """Send tasks through Ray; return its references to the answers and to what comes in pieces beside them."""
         tasks = [(one.sent, one.key) for one in some]
-        pieces = self.pieces or -(-len(some) // self.fits) - 1
+        pieces = self.pieces * len(some) or -(-len(some) // self.fits) - 1
         called = self.actor.run.options(num_returns=1 + pieces).remote(pickle.dumps((tasks, pieces), 5))
         calls = called if pieces else [called]
         self.call = calls[0]
@@ -140,13 +143,15 @@ class RayPeer:
         if calls[0] is self.call:
             self.call = self.first_call  # which is answered as well, and keeps no batch in Ray's store
         answers: Answers = pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
-        fits = 0
-        if isinstance(outcome, bytes) and not answers.slot_bytes:
+        pieces = max(map(pieces_of, answers.slot_sizes), default=0)
+        self.pieces = pieces if pieces <= _MOST_PIECES else 0
+        if pieces:
+            fit = _CARRIED // pieces if self.pieces else 1
+        else:
+            assert isinstance(outcome, bytes)
             fits = PIECE_BYTES * len(answers.messages) // len(outcome)
-        self.fits = max(1, fits)
-        self.pace(answers.task_s, fits * _MOST_PIECES, _CALL_S)
-        pieces = -(-answers.slot_bytes // PIECE_BYTES)
-        self.pieces = pieces if 1 < pieces <= _MOST_PIECES else 0
+            self.fits, fit = max(1, fits), fits * _CARRIED
+        self.pace(answers.task_s, fit, _CALL_S)
         for piece in get(calls[1 : 1 + answers.apart]) if answers.apart else ():
             answers.messages.extend(pickle.loads(piece))
         return answers

@@ -314,8 +314,8 @@ class RayPool(Pool):
                 error = lost
             else:
                 messages, memories = answers.messages, ()
-                if answers.slot_bytes:
-                    self._copier.copy(answers.slots, rest, (peer, "copied", futures, messages))
+                if answers.slot_sizes:
+                    self._copier.copy(answers, rest, (peer, "copied", futures, messages))
                     return
         if error is not None:
             self._missing(peer, futures, error)
