@@ -56,6 +56,16 @@ def machine() -> str:
     )
 
 
+def ticks() -> tuple[int, int]:
+    """Return the CPUs' time since the machine started, and how much of it a hypervisor gave to others; 0 if unknown."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0, 0
+    # User, nice, system, idle, waiting, interrupts, soft interrupts, stolen; what follows is in the first two.
+    fields = [*map(int, stat.read_text().splitlines()[0].split()[1:9])]
+    return sum(fields), fields[7]
+
+
 def main() -> None:
     """Run the benchmarks that were named, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -70,9 +80,13 @@ def main() -> None:
     print(machine())
     rows = []
     for name in arguments.names or BENCHMARKS:
+        before, stolen = ticks()
         for row in BENCHMARKS[name]():
             print(row, flush=True)
             rows.append(row)
+        now, stolen_now = ticks()
+        share = (stolen_now - stolen) / max(1, now - before)
+        print(f"{name}: meanwhile a hypervisor gave {share:.1%} of the CPUs' time to others", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
     if arguments.docs:
