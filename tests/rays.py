@@ -1,15 +1,34 @@
 """What tests must know about the Ray that they share."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import psutil
 
-from headrace import RayExecutor
+from comparable import flat
+from headrace import DataLoader, RayExecutor
 from headrace.executors.ray_pool import RayPool
 
 RAY = RayExecutor(num_cpus=0.5, idle_s=120)
 """What tests run on: its actors go from test to test, since each takes seconds to start."""
+
+STORE = replace(RAY, shared_memory=False)
+PLANES = {"slots": RAY, "store": STORE}
+"""The two ways that a batch may take to the rank."""
+
+
+def a_loader(dataset: Any, executor: RayExecutor = RAY, **options: Any) -> DataLoader[Any]:
+    """Make a loader on Ray."""
+    options = {"batch_size": 3, "num_workers": 2, "seed": 3, "executor": executor} | options
+    return DataLoader(dataset, **options)
+
+
+def undisturbed(dataset: Any, **options: Any) -> list[Any]:
+    """Return what it is to yield."""
+    return [
+        flat(batch) for batch in DataLoader(dataset, **{"batch_size": 3, "seed": 3, "executor": "inline"} | options)
+    ]
 
 
 def ray_runs() -> bool:

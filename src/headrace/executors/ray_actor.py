@@ -34,6 +34,9 @@ LARGE_BYTES = 64 * 2**20
 PIECE_BYTES = 96 * 2**10
 """Ray sends results of up to 100 KiB along with the answer; larger ones go through the store, at twice the cost."""
 
+_PICKLED_BYTES = 10
+"""So much longer each part of a message gets when it is pickled."""
+
 _REACH_S = 2.0
 """How long a rank on the same host may take to accept a connection: the kernel does that for it."""
 
@@ -244,7 +247,7 @@ def _packed(messages: list[list[bytearray]], most: int) -> list[list[list[bytear
     parts: list[list[list[bytearray]]] = []
     room = 0
     for message in messages:
-        size = sum(map(len, message))
+        size = sum(map(len, message)) + _PICKLED_BYTES * (1 + len(message))
         if size > room:
             parts.append([])
             room = PIECE_BYTES

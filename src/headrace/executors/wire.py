@@ -209,11 +209,10 @@ class Lender:
         back, dropped = wire.loans.lend(tasks, new)
         spare = sum(one.loans.spare for one in wires)
         self._spare = min(self._spare, spare)
-        surplus = 0
+        surplus = max(0, min(new - len(back), tasks - wire.loans.lent, spare - len(wires)))
         if self._tasks >= _SPARE_AFTER:
-            self._tasks, surplus, self._spare = 0, self._spare, spare - self._spare
-        elif spare > len(wires) and not back and wire.loans.lent < tasks:
-            surplus = 1
+            surplus = max(surplus, self._spare)
+            self._tasks, self._spare = 0, spare - surplus
         for _ in range(surplus):
             max(wires, key=lambda one: one.loans.spare).loans.drop()
         return back, dropped

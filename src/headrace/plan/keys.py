@@ -129,7 +129,7 @@ def sample_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[i
 
 def sample_words(seed: int, epoch: int, positions: NDArray[np.int64]) -> Words:
     """Return what `sample_seeds` does, shape (n,) to (n, 3), for many positions."""
-    return generator_seeds(key("sample", seed, epoch), positions)
+    return generator_seeds(key("sample", seed, epoch), np.asarray(positions, np.int64))
 
 
 def batch_seeds(seed: int, epoch: int, position: int) -> list[int]:

@@ -179,8 +179,11 @@ def client() -> dict[str, Any]:
                 try:
                     found[str(shared_memory)] = digest(loader)
                     break
-                except RuntimeError as error:  # Ray gives its own server 30 s to start, too little where much runs
-                    if "Starting Ray client server failed" not in str(error) or not tries_left:
+                except RuntimeError as error:
+                    # Ray gives its own server 30 s to start, too little where much runs; and it forks it from a process
+                    # with threads, which now and then ends it.
+                    failed = ("Starting Ray client server failed", "ZombieProcess")
+                    if not any(one in str(error) for one in failed) or not tries_left:
                         raise
         found["told"] = found.get("told", "") + " ".join(str(one.message) for one in told)
     ray.shutdown()

@@ -1,0 +1,62 @@
+"""What a worker draws: whatever it computed before, each sample's random numbers are its position's."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from headrace.plan import Plan, Shuffled
+from headrace.plan.keys import sample_seeds
+from headrace.randomness import callers_generators_kept, seed_from_words
+from headrace.types import PlanTask, World
+from headrace.work import Work, Worker
+
+
+class Drawing(Dataset[tuple[Any, ...]]):
+    """Each sample is its index, and a number of each global generator."""
+
+    def __len__(self) -> int:
+        return 1500
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return index, torch.rand(()).item(), random.random(), np.random.rand()
+
+
+def listed(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(st.data(), st.sampled_from([1, 3, 7, 300]), st.sampled_from([1, 4, 100]), st.integers(0, 2))
+def test_whatever_was_computed_before(data: st.DataObject, batch_size: int, workers: int, rank: int) -> None:
+    """Seeds are worked out for many samples at a time: the next step, one long after, one before, another epoch's."""
+    plan = Plan(Shuffled(), 1500, batch_size, World(rank, 3), tail="exact", seed=5)
+    cursors = st.sampled_from([0, 3 * batch_size])
+    tasks = st.builds(PlanTask, st.integers(0, 1), st.integers(0, plan.steps(3 * batch_size) - 1), cursors)
+    runs = st.lists(st.tuples(tasks, st.integers(1, 300 // batch_size)), min_size=1, max_size=3)
+    worker = Worker(Work(Drawing(), listed, batched=True, plan=plan), 0, workers)
+    for task, count in data.draw(runs):
+        for step in range(task.step, min(task.step + count, plan.steps(task.cursor))):
+            with callers_generators_kept():
+                samples = worker.run(task._replace(step=step))
+                positions = plan.positions(task.epoch, step, task.cursor)
+                indices = plan.indices(task.epoch, positions).tolist()
+                assert [one[0] for one in samples] == indices
+                for position, sample in zip(positions.tolist(), samples, strict=True):
+                    seed_from_words(sample_seeds(5, task.epoch, [position])[0])
+                    assert sample[1:] == (torch.rand(()).item(), random.random(), np.random.rand())
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_the_last_step_has_its_own_samples_only(batch_size: int) -> None:
+    plan = Plan(Shuffled(), 12, batch_size, tail="exact", seed=5)
+    worker = Worker(Work(Drawing(), listed, batched=True, plan=plan))
+    with callers_generators_kept():
+        batches = [worker.run(PlanTask(0, step)) for step in range(plan.steps())]
+    assert [len(batch) for batch in batches] == [plan.size(step) for step in range(plan.steps())]
+    assert len({sample[1] for batch in batches for sample in batch}) == 12
