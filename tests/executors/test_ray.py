@@ -1,7 +1,9 @@
 """Ray's own: actors that die, stall or do not come, what cannot travel, and what is left behind."""
 
+import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -21,7 +24,7 @@ from comparable import flat
 from executors.contract_datasets import Squares, refuse
 from executors.mortal_datasets import Mortal
 from headrace import ClusterUnavailable, DataLoader, Deferred, MissingExtra, RayExecutor, WorkerDied
-from headrace.executors import ray_actor, ray_door, ray_pool
+from headrace.executors import ray_actor, ray_cluster, ray_door, ray_pool
 from headrace.executors.ray_bench import BENCH
 from rays import PLANES, RAY, a_loader, ray_actors, undisturbed
 from waiting import wait_until
@@ -337,6 +340,27 @@ def test_an_address_where_nobody_listens_is_an_error_at_once(address: str) -> No
         warnings.simplefilter("ignore")
         with pytest.raises(ClusterUnavailable, match="there is no Ray cluster at"):
             iter(a_loader(Squares(), RayExecutor(address=address)))
+
+
+@needs_ray
+def test_a_cluster_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address is still in Ray's file where its head was killed."""
+    services = importlib.import_module("ray._private.services")
+    found: Any = services.get_ray_address_from_environment
+    ends = [socket.socket(), socket.socket()]
+    for end in ends:
+        end.bind(("127.0.0.1", 0))
+    ends[0].listen()
+    lives, ended = (f"127.0.0.1:{end.getsockname()[1]}" for end in ends)
+    for address, expected in ((lives, False), (ended, True), (None, False)):
+        monkeypatch.setattr(services, found.__name__, lambda *_, address=address: address)
+        assert ray_cluster._has_ended() == expected
+    monkeypatch.setattr(services, found.__name__, Mock(side_effect=ConnectionError("there is none")))
+    assert not ray_cluster._has_ended()
+    monkeypatch.delattr(services, found.__name__)
+    assert not ray_cluster._has_ended()
+    for end in ends:
+        end.close()
 
 
 @needs_ray

@@ -71,7 +71,9 @@ def connect(address: str | None, cpus: float) -> Any:
             "server, at a tenth of the speed. Run the rank on a machine of the cluster to do without.",
             stacklevel=6,
         )
-    if wanted not in ("auto", "local"):
+    if wanted == "auto" and _has_ended():
+        wanted = "local"
+    elif wanted not in ("auto", "local"):
         _check_reachable(wanted)
     settings: dict[str, Any] = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, int(-(-cpus // 1)))}
     if wanted != "local":
@@ -136,6 +138,23 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
     except OSError as error:
         raise ClusterUnavailable(_unavailable(address)) from error
+
+
+def _has_ended() -> bool:
+    """Tell whether the cluster that Ray finds by itself is no more.
+
+    Its address stays in a file where its head was killed, and Ray would try to reach it for a quarter of an hour.
+    """
+    try:
+        services = importlib.import_module("ray._private.services")
+        _check_reachable(str(services.get_ray_address_from_environment("auto", None)))
+    except ClusterUnavailable as error:
+        return isinstance(error.__cause__, ConnectionRefusedError)  # otherwise its machine may only be slow
+    except (ConnectionError, ValueError):  # there is none
+        return False
+    except (ImportError, AttributeError, TypeError):  # the function is Ray's own, and may go
+        return False
+    return False
 
 
 def gcs_address(ray: Any) -> str:
