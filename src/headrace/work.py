@@ -88,8 +88,8 @@ class _Span:
         """Return which of the samples are a task's; None if none are."""
         first = self.first
         start = (task.step - first.step) * self.size
-        here = (task.epoch, task.cursor) == (first.epoch, first.cursor) and 0 <= start < len(self.positions)
-        return slice(start, start + self.size) if here else None
+        inside = (task.epoch, task.cursor) == (first.epoch, first.cursor) and 0 <= start < len(self.positions)
+        return slice(start, start + self.size) if inside else None
 
     def words(self, samples: slice, seed: int) -> list[list[int]]:
         """Return what seeds the generators before each of some samples; the next ones' are worked out, too."""

@@ -150,10 +150,8 @@ def _has_ended() -> bool:
         _check_reachable(str(services.get_ray_address_from_environment("auto", None)))
     except ClusterUnavailable as error:
         return isinstance(error.__cause__, ConnectionRefusedError)  # otherwise its machine may only be slow
-    except (ConnectionError, ValueError):  # there is none
-        return False
-    except (ImportError, AttributeError, TypeError):  # the function is Ray's own, and may go
-        return False
+    except (ConnectionError, ValueError, ImportError, AttributeError, TypeError):
+        return False  # there is none; or the function is gone, which is Ray's own
     return False
 
 

@@ -146,12 +146,12 @@ class RayPeer:
         pieces = max(map(pieces_of, answers.slot_sizes), default=0)
         self.pieces = pieces if pieces <= _MOST_PIECES else 0
         if pieces:
-            fit = _CARRIED // pieces if self.pieces else 1
+            self.pace(answers.task_s, _CARRIED // pieces, _CALL_S)
         else:
             assert isinstance(outcome, bytes)
             fits = PIECE_BYTES * len(answers.messages) // len(outcome)
-            self.fits, fit = max(1, fits), fits * _CARRIED
-        self.pace(answers.task_s, fit, _CALL_S)
+            self.fits = max(1, fits)
+            self.pace(answers.task_s, fits * _CARRIED, _CALL_S)
         for piece in get(calls[1 : 1 + answers.apart]) if answers.apart else ():
             answers.messages.extend(pickle.loads(piece))
         return answers
