@@ -8,9 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.utils.data._utils.worker import _generate_state
 
 import headrace
-from headrace.randomness import COLLATION, Drawing, Generators, Keys, here
+from headrace.randomness import (
+    COLLATION,
+    Drawing,
+    Generators,
+    Keys,
+    _seed_numpy,
+    callers_generators_kept,
+    here,
+    seed_worker,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +138,18 @@ def test_no_interrupt_leaves_a_batch_in_work_behind(dataset: Any, options: dict[
     assert end == ("return", "Worker.run")
     assert last_inside[0] == "return"
     assert here.drawing is None
+
+
+@given(st.integers(0, 2**63), st.integers(0, 1000))
+@example(base_seed=0, worker_id=0)
+def test_a_worker_is_seeded_as_by_torch(base_seed: int, worker_id: int) -> None:
+    words = _generate_state(base_seed, worker_id)  # type: ignore[no-untyped-call]
+    with callers_generators_kept():
+        for numbers in (words, [*words[:-1], 0], [0, 0, 0, 0]):
+            np.random.seed(numbers)
+            np.random.standard_normal()  # of which numpy keeps a second one
+            expected = Generators()
+            _seed_numpy(numbers)
+            np.random.standard_normal()
+            assert expected.moved() == []
+        assert seed_worker(base_seed, worker_id) == base_seed + worker_id == torch.initial_seed()

@@ -1,5 +1,6 @@
 """Random numbers: the three global generators of a process, and generators of each sample's own."""
 
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +32,30 @@ def seed_worker(base_seed: int, worker_id: int) -> int:
     """Seed the three generators as torch seeds its worker `worker_id`, and return the worker's seed."""
     seed = base_seed + worker_id
     random.seed(seed)
-    if torch.accelerator.current_accelerator() is None:
-        torch.default_generator.manual_seed(seed)
-    else:
+    if accelerated():
         torch.manual_seed(seed)  # also what an accelerator would draw in this worker; it costs a millisecond
-    np.random.seed(_generate_state(base_seed, worker_id))  # type: ignore[no-untyped-call]
+    else:
+        torch.default_generator.manual_seed(seed)
+    _seed_numpy(_generate_state(base_seed, worker_id))  # type: ignore[no-untyped-call]
     return seed
+
+
+@functools.cache
+def accelerated() -> bool:
+    """Tell whether torch can use an accelerator; asked before a fork, since each worker would page in what tells."""
+    return torch.accelerator.current_accelerator() is not None
+
+
+def _seed_numpy(words: Sequence[int]) -> None:
+    """Do what `np.random.seed` does with several words of 32 bits; that takes a forked worker a hundred pages.
+
+    Python's generator is the same Mersenne Twister and is seeded in the same way, by the words of a number.
+    """
+    if not words[-1]:  # of which a number has no trace
+        np.random.seed(words)
+        return
+    _, state, _ = random.Random(sum(word << 32 * place for place, word in enumerate(words))).getstate()
+    np.random.set_state(("MT19937", np.array(state[:-1], np.uint32), state[-1], 0, 0.0))
 
 
 class Generators:

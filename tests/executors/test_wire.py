@@ -1,15 +1,42 @@
 """What the rank's ends of the sockets to its workers share: slots that one does not need make room for another's."""
 
+import pickle
 import socket
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from headrace.executors.wire import Lender, Wire
+from headrace.executors.wire import Assigned, Lender, Wire, task_of
 from headrace.memory.codec import SlotWriter, lift
 from headrace.memory.slots import Loans, Ring
+from headrace.types import IndexTask, PlanTask, StreamTask, Task
+
+TASKS: list[Task] = [
+    *(PlanTask(1, 2, 3), IndexTask(5), IndexTask([5, 6]), IndexTask([]), IndexTask([True]), IndexTask(True)),
+    *(IndexTask([np.int64(5)]), IndexTask((5, 6)), IndexTask([[5], "a"]), StreamTask(0, 1, [2, 3]), range(3)),
+]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_a_task_comes_as_it_was_sent(task: Task) -> None:
+    came = task_of(pickle.loads(pickle.dumps(Assigned(task, 0).sent)))
+    assert came == task
+    assert type(came) is type(task)
+    if isinstance(task, IndexTask):
+        assert isinstance(came, IndexTask)
+        assert type(came.index) is type(task.index)
+        if isinstance(task.index, list):
+            assert [*map(type, came.index)] == [*map(type, task.index)]
+
+
+def test_a_sampler_may_go_on_with_its_list() -> None:
+    indices = [5, 6]
+    future = Assigned(IndexTask(indices), 0)
+    indices.clear()
+    assert task_of(future.sent) == IndexTask([5, 6])
 
 
 @pytest.mark.parametrize("own", [0, 1])

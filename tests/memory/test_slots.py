@@ -55,6 +55,16 @@ def line() -> Iterator[Line]:
         end.close()
 
 
+@pytest.mark.parametrize("channels", [3, 300])
+def test_a_collated_batch_has_no_gaps_wherever_it_lies(line: Line, channels: int) -> None:
+    """Torch's `stack` alone keeps the order of the samples' own dimensions."""
+    samples = [torch.rand(32, 32, channels).permute(2, 0, 1) for _ in range(2)]
+    for _ in range(2):  # before there is a slot, and in it
+        batch = line.pass_on(samples)
+        assert batch.is_contiguous()
+        assert torch.equal(batch, torch.stack(samples))
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks it up in /proc")
 def test_no_code_runs_when_memory_is_unmapped() -> None:
     """An interrupt at the first line of a `__del__` would have the memory stay for good."""

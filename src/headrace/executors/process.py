@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import process as processes_of_python
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
@@ -22,6 +23,7 @@ import torch.multiprocessing
 from torch._utils import cpu_count
 
 from headrace.executors.base import Executor, Future, Pool, name_task
+from headrace.executors.forks import Process, fork_all, forks_together
 from headrace.executors.peer import LIVENESS_S, Peer, death, described, dismiss
 from headrace.executors.serving import Server, serve
 from headrace.executors.wire import EMPTY_FRAME, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, Lender, hang_up
@@ -30,6 +32,7 @@ from headrace.interrupts import Interruptible, InterruptsHeld
 from headrace.memory.blame import culprit
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Ring, keep_freed_memory
+from headrace.randomness import accelerated
 from headrace.types import Task
 from headrace.work import Work
 
@@ -71,7 +74,8 @@ class _ProcessPool(Pool):
     def __init__(self, work: Work, workers: int, context: Any) -> None:
         self.work = work
         self.workers = workers
-        self._context = context
+        self._together = forks_together(context)
+        self._new_process = partial(Process, context) if self._together else context.Process
         self._payload: Payload | None = None
         self._owner = os.getpid()
         keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
@@ -87,12 +91,13 @@ class _ProcessPool(Pool):
             payload = None
             if context.get_start_method() == "fork":
                 warn_before_fork(work.dataset)
+                accelerated()  # which they then know
             else:
                 payload = _payload_of(work)
                 # Kept for those that replace others: they are to see what these saw.
                 self._payload = payload if work.repeatable else None
             for worker in range(workers):
-                self._prepare(worker, context, payload)
+                self._prepare(worker, payload)
         except BaseException:
             self.close()
             raise
@@ -112,12 +117,12 @@ class _ProcessPool(Pool):
                 self.close()
                 raise
 
-    def _prepare(self, worker: int, context: Any, payload: Payload | None) -> None:
+    def _prepare(self, worker: int, payload: Payload | None) -> None:
         (rank_end, worker_end), (rank_fds, worker_fds) = socket.socketpair(), socket.socketpair()
         _worker_ends.update((worker_end, worker_fds))
         work = self.work if payload is None else None
         arguments = (worker_end, worker_fds, work, worker, self.workers)
-        peer = Peer(worker, context.Process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
+        peer = Peer(worker, self._new_process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
         _processes.add(peer.process)
         peer.ready = payload is None
         self._peers[worker : worker + 1] = [peer]  # the next, or in the place of one that was lost
@@ -127,7 +132,13 @@ class _ProcessPool(Pool):
             payload.send(rank_fds)
 
     def _start_workers(self) -> None:
-        """Start workers, no more at a time than there are CPUs for their imports and unpickling."""
+        """Start workers; of those that import and unpickle, no more at a time than there are CPUs."""
+        if self._together:
+            starting, self._unstarted = self._unstarted, deque()
+            for peer, ends in starting:
+                peer.started = True
+                _worker_ends.difference_update(ends)
+            fork_all([(cast(Process, peer.process), ends) for peer, ends in starting])
         busy = sum(peer.started and not peer.ready for peer in self._peers)
         while self._unstarted and busy < (cpu_count() or 1):
             peer, ends = self._unstarted.popleft()
@@ -241,7 +252,7 @@ class _ProcessPool(Pool):
             return
         peer.put_down()
         try:
-            self._prepare(peer.worker, self._context, self._payload)
+            self._prepare(peer.worker, self._payload)
         except OSError as error:
             self._peers[peer.worker] = peer
             peer.remark = f"headrace: nothing could take its place: {error}"

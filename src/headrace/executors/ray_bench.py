@@ -1,5 +1,6 @@
 """Actors between two pools: a process that has imported torch is worth seconds, and is kept for a moment."""
 
+import functools
 import os
 import threading
 import time
@@ -41,6 +42,7 @@ class Bench:
         if actor is not None:
             return actor, True
         actor = ray.remote(kind).options(**options).remote()
+        _forget_in_forks()
         self._handles.add(actor)
         return actor, False
 
@@ -129,5 +131,9 @@ _inherited: list[Any] = []
 
 BENCH = Bench()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=BENCH.forget)
+
+@functools.cache
+def _forget_in_forks() -> None:
+    # Not before there is something to forget: forked workers that know nothing of Ray would do it, too.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=BENCH.forget)

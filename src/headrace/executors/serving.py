@@ -10,12 +10,12 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Failure, Remarked
-from headrace.executors.wire import JOINED_BYTES, TOOK, Order, Sent, frame, read_frames
+from headrace.executors.wire import JOINED_BYTES, TOOK, Order, Sent, frame, read_frames, task_of
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.pickling import decode
 from headrace.memory.slots import Ring
-from headrace.types import PlanTask, Remark, StreamTask, Task
+from headrace.types import Remark, StreamTask, Task
 from headrace.work import Work
 
 
@@ -49,7 +49,7 @@ class Server:
     def answer_to(self, sent: Sent, number: int | None) -> list[memoryview]:
         """Return what `answer` does for a task as it was sent."""
         try:
-            task = PlanTask(*sent) if isinstance(sent, tuple) else decode(sent)
+            task = task_of(sent)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             return self.writer.write(Failure.of(error, self._where))
         return self.answer(task, number)

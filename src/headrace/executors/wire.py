@@ -9,13 +9,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import cast
+
+import numpy as np
 
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Future
 from headrace.memory.codec import Slots, lift
 from headrace.memory.pickling import Buffer, Pickler, decode, encode
 from headrace.memory.slots import Loans
-from headrace.types import PlanTask, Task
+from headrace.types import IndexTask, PlanTask, Task
 
 MOST_DEATHS = 5
 """How many workers may die at one task before it is to blame.
@@ -34,8 +37,8 @@ more often: at 20 ms and five kills a second one in ten, and all ten in a row ha
 
 _COUNT = struct.Struct("<Q")
 
-Sent = tuple[int, ...] | list[bytearray]
-"""A task on its way: what a `PlanTask` consists of, or pickled."""
+Sent = tuple[int, ...] | int | list[int] | list[bytearray]
+"""A task on its way: what a `PlanTask` consists of; the index or indices of an `IndexTask`; or anything, pickled."""
 
 Order = tuple[list[tuple[Sent, int | None]], list[int], list[int]]
 """What a worker is sent: tasks, to be answered together, each with its number where its random numbers hang on it; and
@@ -85,9 +88,7 @@ class Assigned(Future):
     def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None, key: int | None = None) -> None:
         super().__init__(-1)
         self.task = task
-        # What cannot be pickled raises here, before a worker is said to have it.
-        plain = type(task) is PlanTask
-        self.sent: Sent = tuple(task) if plain else [*map(bytearray, encode(task, kind))]
+        self.sent = _to_send(task, kind)  # raises where it cannot be pickled, before a worker is said to have it
         self.number = number
         self.key = key
         self.deaths = 0
@@ -102,6 +103,30 @@ class Assigned(Future):
         except SlotTooLarge as error:
             if not self.done():
                 self.fail(error)
+
+
+def _to_send(task: Task, kind: type[Pickler] | None) -> Sent:
+    if type(task) is PlanTask:
+        return tuple(task)
+    if type(task) is IndexTask:
+        index = task.index
+        if type(index) is int:
+            return index
+        if type(index) is list and {*map(type, index)} == {int}:
+            return [*index]  # the user's sampler may go on with its list
+    return [*map(bytearray, encode(task, kind))]
+
+
+def task_of(sent: Sent) -> Task:
+    """Return the task that was sent.
+
+    Raises:
+        Exception: Whatever pickle raises.
+    """
+    if isinstance(sent, tuple):
+        return PlanTask(*sent)
+    plain = isinstance(sent, int) or isinstance(sent[0], int)
+    return IndexTask(sent) if plain else decode(cast(list[bytearray], sent))
 
 
 class Wire:
@@ -255,7 +280,7 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
 
     What is small is read together, several frames at a time; what is large goes where it stays.
     """
-    scratch = memoryview(bytearray(JOINED_BYTES))
+    scratch = np.empty(JOINED_BYTES, np.uint8).data  # whose pages are not touched before they are needed
     rest = scratch[:0]
 
     def take(size: int) -> Generator[memoryview, int, bytearray]:

@@ -159,8 +159,18 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
 @functools.lru_cache(maxsize=64)
 def _stream_of(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> bytes:
     """Return what a `Pickler` writes for a plain tensor: nothing of it hangs on the data."""
-    like = torch.empty(shape, dtype=dtype, requires_grad=requires_grad, device="cpu")  # whatever device is the default
-    return b"".join(_dump(Pickler, like, {}, True)[0])
+    return pickle.dumps(_Plain(dtype, shape, requires_grad), 5, buffer_callback=list[pickle.PickleBuffer]().append)
+
+
+class _Plain(NamedTuple):
+    """Stands for a plain tensor, without gaps between its elements."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    requires_grad: bool
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _tensor, (pickle.PickleBuffer(bytearray()), self.dtype, tuple(self.shape), self.requires_grad)
 
 
 def _dump(
