@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch.utils.data import DataLoader as Torch
 from torch.utils.data import Dataset
@@ -152,6 +153,22 @@ def epoch(kind: Any, dataset: Dataset[Any]) -> tuple[float, ...]:
     return (took_ms,)
 
 
+class Collecting(Dataset[float]):
+    """What a worker's own memory is, in MiB, after it has looked through all of it for garbage."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> float:
+        gc.collect()
+        return float(psutil.Process().memory_full_info().uss / 2**20)
+
+
+def own_memory(kind: Any) -> tuple[float, ...]:
+    """Return the MiB that a forked worker shares with nobody after a full collection of garbage."""
+    return tuple(kind(Collecting(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+
+
 class Pairs(Dataset[int]):
     """1.3 million pairs of a path and a label."""
 
@@ -183,6 +200,13 @@ def start() -> Iterator[Row]:
         lambda: epoch(Torch, tiny),
         "torch",
         3 * RUNS,
+    )
+    yield from less_is_better(
+        {"a forked worker's own memory after gc.collect()": "MiB"},
+        lambda: own_memory(DataLoader),
+        lambda: own_memory(Torch),
+        "torch",
+        RUNS,
     )
     pairs = Pairs()
     yield from less_is_better(
