@@ -4,7 +4,11 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import threading
 from multiprocessing import connection
+from pathlib import Path
 from socket import socket, socketpair
 from typing import Any
 
@@ -101,7 +105,7 @@ def test_it_is_a_process_like_any_other(three: Three) -> None:
     assert set(three.processes) <= set(multiprocessing.active_children())
     names = [three.told(number)[2] for number in range(3)]
     assert names == [process.name for process in three.processes]
-    assert all(name.startswith("Process-") for name in names)
+    assert all(name.startswith("ForkProcess-") for name in names)
     three.processes[1].kill()
     three.processes[1].join(LIMIT_S)
     assert three.processes[1].exitcode == -signal.SIGKILL
@@ -145,12 +149,50 @@ def test_where_descriptors_run_out_none_is_started_and_none_is_lost(
     assert len(os.listdir("/proc/self/fd")) == held - 3, "the three sockets that were theirs"
 
 
+def test_what_another_thread_forks_meanwhile_keeps_nothing(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, codes = os.fork, list[int]()
+
+    def stranger() -> None:
+        held = [popen.rank_lives for popen in forks._underway] + [its.fileno() for _, its in three.pairs]
+        pid = fork()
+        if not pid:
+            links = {Path(f"/proc/self/fd/{one}").exists() for one in held}
+            os._exit(0 if links == {False} and not forks._lock.locked() and not forks._underway else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def interrupted() -> int:
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        thread.join()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    three.fork()
+    assert codes == [0] * 3
+    assert all(three.told(number) for number in range(3))
+
+
+def test_what_was_printed_before_is_printed_once() -> None:
+    job = "; ".join(
+        [
+            "import multiprocessing, os, sys",
+            "from headrace.executors.forks import Process, fork_all",
+            "os.register_at_fork(after_in_parent=lambda: print('forked'))",
+            "fork_all([(Process(multiprocessing.get_context('fork'), target=int), []) for _ in range(3)])",
+        ]
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", job], capture_output=True, text=True, env=environment, timeout=90)
+    assert (done.stdout.split(), done.stderr) == (["forked"] * 3, "")
+
+
 def test_a_daemonic_process_starts_none() -> None:
     def job() -> None:
+        mine, its = socketpair()
         try:
-            fork_all([])
+            fork_all([(Process(FORK, target=int), [its])])
         except AssertionError as error:
-            os._exit(7 if "daemonic" in str(error) else 1)
+            os._exit(7 if "daemonic" in str(error) and its.fileno() < 0 <= mine.fileno() else 1)
 
     process = FORK.Process(target=job, daemon=True)
     process.start()

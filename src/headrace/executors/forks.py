@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from multiprocessing import current_process, popen_fork, util
 from multiprocessing.context import ForkProcess
 from socket import socket, socketpair
+from threading import Lock, get_ident
 from typing import Any, NoReturn
 
 
@@ -26,6 +27,7 @@ class Process(multiprocessing.Process):
     def __init__(self, context: Any, **how: Any) -> None:
         super().__init__(**how)
         self._start_method = context.Process._start_method
+        self.name = self.name.replace("Process", context.Process.__name__, 1)
         self.popen: _Popen | None = None
 
     @staticmethod
@@ -45,45 +47,60 @@ def fork_all(starting: Sequence[tuple[Process, Sequence[socket]]]) -> None:
     Raises:
         OSError: The system refuses a process, or descriptors; those that there are have been started.
     """
-    if current_process().daemon:
-        raise AssertionError("daemonic processes are not allowed to have children")
-    popens: list[_Popen] = []
+    global _forker  # noqa: PLW0603 - of the process: it can be forked by one thread at a time
     pids: list[int] = []
-    collects = gc.isenabled()
-    gc.disable()  # it writes to the objects that it looks at
-    try:
-        for process, sockets in starting:
-            popens.append(_Popen(process, sockets))
-        for process, _ in starting:
-            pid = os.fork()
-            if not pid:
-                _live(process, popens.pop(len(pids)), popens, collects)
-            pids.append(pid)
-    finally:
-        if collects:
-            gc.enable()
-        _close([popen.rank_lives for popen in popens])
-        for _, sockets in starting:
-            _close(sockets)
-        for (process, _), popen, pid in zip(starting, popens, pids, strict=False):
-            popen.pid = pid
-            process.popen = popen
-            process.start()
+    with _lock:
+        try:
+            if current_process().daemon:
+                raise AssertionError("daemonic processes are not allowed to have children")
+            for process, sockets in starting:
+                _underway.append(_Popen(process, sockets))
+            _forker = get_ident()
+            if gc.isenabled():
+                gc.collect(0)  # which each process would have to do soon, and it writes to what it looks at
+            for process, _ in starting:
+                util._flush_std_streams()  # type: ignore[attr-defined]
+                pid = os.fork()
+                if not pid:
+                    _live(process, _underway.pop(len(pids)))
+                pids.append(pid)
+        finally:
+            _forker = 0
+            popens = [*_underway]
+            _underway.clear()
+            _close([popen.rank_lives for popen in popens])
+            for _, sockets in starting:
+                _close(sockets)
+            for (process, _), popen, pid in zip(starting, popens, pids, strict=False):
+                popen.pid = pid
+                process.popen = popen
+                process.start()
 
 
-def _live(process: Process, popen: "_Popen", others: "Sequence[_Popen]", collects: bool) -> NoReturn:
+def _live(process: Process, popen: "_Popen") -> NoReturn:
     """Be one of the processes."""
     code = 1
     try:
         gc.freeze()  # what was inherited is shared for as long as nobody looks through it for garbage
-        if collects:
-            gc.enable()
-        _close([popen.sentinel])
-        for other in others:
-            _close([other.sentinel, other.rank_lives, *other.sockets])
+        os.close(popen.sentinel)
+        _forget_others()
         code = process._bootstrap(parent_sentinel=popen.rank_lives)  # type: ignore[attr-defined]
     finally:
         os._exit(code)
+
+
+def _forget_others() -> None:
+    """Close what belongs to the processes that are being forked, in one that is none of them."""
+    global _forker, _lock
+    for popen in _underway:
+        _close([popen.sentinel, popen.rank_lives, *popen.sockets])
+    _underway.clear()
+    _forker, _lock = 0, Lock()
+
+
+def _in_any_child() -> None:
+    if get_ident() != _forker:  # another thread's, in the middle of `fork_all`
+        _forget_others()
 
 
 class _Popen(popen_fork.Popen):
@@ -107,3 +124,11 @@ class _Popen(popen_fork.Popen):
 def _close(descriptors: Sequence[int | socket]) -> None:
     for one in descriptors:
         os.close(one) if isinstance(one, int) else one.close()
+
+
+_underway: list[_Popen] = []
+_forker = 0
+_lock = Lock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_any_child)

@@ -183,12 +183,7 @@ def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:
             return torch.stack(batch, 0)
         shape = (len(batch), *first.shape)
         out = writer.empty(shape, first.dtype)
-        if out is None:
-            new = torch.stack(batch, 0)
-            if new.dtype is first.dtype and new.is_contiguous() and not new.requires_grad:
-                return new
-            out = first.new_empty(shape)  # as in torch's workers
-        return torch.stack(batch, 0, out=out)
+        return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
 
     rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack}
     return lambda batch: from_torch.collate(batch, collate_fn_map=rules)
