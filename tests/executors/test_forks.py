@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from ast import literal_eval
 from multiprocessing import connection
 from pathlib import Path
 from socket import socket, socketpair
@@ -54,7 +55,7 @@ class Three:
         """What one of them says."""
         self.ends[number].settimeout(LIMIT_S)
         self.ends[number].sendall(b"?")
-        return eval(self.ends[number].recv(1000))
+        return literal_eval(self.ends[number].recv(1000).decode())
 
     def end(self) -> None:
         """End those that are there."""
