@@ -15,6 +15,13 @@ from socket import socket, socketpair
 from threading import Lock, get_ident
 from typing import Any, NoReturn
 
+_lock = Lock()
+_forker = 0
+"""Which thread is in the middle of `fork_all`; 0 if none is."""
+
+_underway: "list[_Popen]" = []
+"""What it is forking."""
+
 
 class Process(multiprocessing.Process):
     """A process for `fork_all`; to whoever holds it later it is one like any other.
@@ -47,7 +54,7 @@ def fork_all(starting: Sequence[tuple[Process, Sequence[socket]]]) -> None:
     Raises:
         OSError: The system refuses a process, or descriptors; those that there are have been started.
     """
-    global _forker  # noqa: PLW0603 - of the process: it can be forked by one thread at a time
+    global _forker  # noqa: PLW0603 - of the process: it is forked by one thread at a time
     pids: list[int] = []
     with _lock:
         try:
@@ -125,10 +132,6 @@ def _close(descriptors: Sequence[int | socket]) -> None:
     for one in descriptors:
         os.close(one) if isinstance(one, int) else one.close()
 
-
-_underway: list[_Popen] = []
-_forker = 0
-_lock = Lock()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_any_child)
