@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
 from pathlib import Path
 from pickle import PicklingError
@@ -27,6 +28,7 @@ from executors.contract_datasets import (
     refuse,
 )
 from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
+from headrace.executors import process
 from waiting import LIMIT_S, wait_for_reapers
 
 RANK = """
@@ -170,6 +172,46 @@ def test_a_death_is_noticed_where_children_are_ignored(tmp_path: Path) -> None:
 def test_an_exception_that_cannot_travel_keeps_its_reason() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Caught RuntimeError in DataLoader worker.*Secret: the real reason"):
         next(iter(DataLoader(Secretive(), num_workers=1, seed=0)))
+
+
+def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_ends_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "ending.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys
+        from multiprocessing import util
+        from pathlib import Path
+        from headrace import DataLoader
+        from executors.contract_datasets import Squares
+
+        def last_word(worker):
+            util.Finalize(None, Path(sys.argv[1], f"worker {worker}").touch, exitpriority=1)
+
+        list(DataLoader(Squares(), num_workers=3, worker_init_fn=last_word, multiprocessing_context="fork"))
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    subprocess.run([sys.executable, str(script), str(tmp_path)], timeout=60, env=environment, check=True)
+    assert sorted(path.name for path in tmp_path.glob("worker *")) == ["worker 0", "worker 1", "worker 2"]
+
+
+def test_the_caller_goes_on_before_workers_are_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    start, dismiss = threading.Thread.start, process.dismiss
+
+    def starting(thread: threading.Thread) -> None:
+        start(thread)
+        events.append("started")
+
+    def dismissing(*arguments: Any) -> None:
+        events.append("told to stop")
+        dismiss(*arguments)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    monkeypatch.setattr(process, "dismiss", dismissing)
+    list(DataLoader(Squares(), num_workers=2, seed=0))
+    wait_for_reapers()
+    assert events == ["started", "told to stop"]
 
 
 def test_a_finished_pool_needs_no_garbage_collector() -> None:

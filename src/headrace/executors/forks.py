@@ -88,6 +88,7 @@ def _live(process: Process, popen: "_Popen") -> NoReturn:
     """Be one of the processes."""
     code = 1
     try:
+        os.sched_yield()  # to the rank, should it wait for this very CPU: it has more to fork
         gc.freeze()  # what was inherited is shared for as long as nobody looks through it for garbage
         os.close(popen.sentinel)
         _forget_others()

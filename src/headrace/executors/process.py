@@ -324,8 +324,19 @@ class _ProcessPool(Pool):
             if sys.is_finalizing():
                 dismiss(peers, lost)  # a thread begun now would never run
             elif peers:
-                # Told to stop from there too: ending takes the CPUs that the user's code is about to need.
-                threading.Thread(target=dismiss, args=(peers, lost), name="headrace-reaper", daemon=True).start()
+                # Told to stop from there too, when this thread has gone on: ending takes the CPUs that the user's code
+                # is about to need. And no daemon: an interpreter that ends waits, rather than terminate workers.
+                ours = threading.Lock()
+                with ours:
+                    threading.Thread(
+                        target=_dismiss_after, args=(ours, peers, lost), name="headrace-reaper", daemon=False
+                    ).start()
+
+
+def _dismiss_after(callers: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+    with callers:  # held until `start` has returned, which waits for this thread to run
+        pass
+    dismiss(peers, lost)
 
 
 def _load(peer: Peer) -> tuple[bool, bool, int]:
