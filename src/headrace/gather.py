@@ -119,7 +119,10 @@ def _of_array(array: Any, rows: Rows, allocate: Allocate) -> Tensor:
 
 
 def _of_tensors(dataset: Any, rows: Rows, allocate: Allocate) -> list[Tensor]:
-    return [_of_tensor(tensor, rows, allocate) for tensor in dataset.tensors]
+    batch = []
+    for tensor in dataset.tensors:  # a comprehension would be one more call, of which there is little else
+        batch.append(_of_tensor(tensor, rows, allocate))
+    return batch
 
 
 def _of_subset(dataset: Any, rows: Rows, allocate: Allocate) -> Any:

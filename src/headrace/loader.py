@@ -478,7 +478,7 @@ def _size(task: Task) -> int:
     """Count the samples of a batch that a sampler decided on; 0 where it yields something that cannot be counted."""
     if type(task) is range:
         return len(task)
-    if isinstance(task, torch.Tensor):
+    if type(task) is torch.Tensor:
         return task.shape[0]
     try:
         return len(task[-1])  # type: ignore[arg-type]

@@ -82,8 +82,11 @@ class AutoSampler(DistributedSampler[int]):
                 generator.manual_seed(draw_base_seed(None))
             index = torch.randperm(length, generator=generator)
         whole = length - length % batch_size
-        for start in range(0, whole, batch_size):
-            yield index[start : start + batch_size]
+        starts = range(0, whole, batch_size)
+        if self.shuffle:
+            yield from (index[start : start + batch_size] for start in starts)
+        else:
+            yield from map(range, starts, range(batch_size, whole + 1, batch_size))
         if self.shuffle and self.generator is not None:
             torch.randperm(length, generator=self.generator)  # torch's sampler draws once more, in vain
         if whole < length and not drop_last:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from headrace.delivery.reader import Delivered, Observer
+from headrace.delivery.reader import Observer
 
 
 class AccelerateLink(Observer):
@@ -31,10 +31,10 @@ class AccelerateLink(Observer):
         self._steps, self._remainder = steps, remainder
         self._announced = False
 
-    def delivering(self, delivered: Delivered) -> None:
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
         """Announce the loader at its first batch, and mark its last."""
         self.announce()
-        if delivered.nth == self._steps():
+        if nth == self._steps():
             self.last()
 
     def announce(self) -> None:
@@ -67,11 +67,11 @@ class Told(Observer):
     """Keeps what a reader tells, for another to pass on."""
 
     def __init__(self) -> None:
-        self.all: list[Delivered] = []
+        self.all: list[tuple[int, int, int, int, Any]] = []
 
-    def delivering(self, delivered: Delivered) -> None:
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
         """Keep it."""
-        self.all.append(delivered)
+        self.all.append((nth, number, worker, samples, resume))
 
 
 class OneAhead(Iterator[Any]):
@@ -112,7 +112,7 @@ class OneAhead(Iterator[Any]):
         told = self.told.all
         while len(told) > len(self._held):  # of the batch, and of errors that were raised in others' places
             for observer in self._observers:
-                observer.delivering(told[0])
+                observer.delivering(*told[0])
             del told[0]
         return batch
 

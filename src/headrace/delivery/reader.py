@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -41,29 +41,19 @@ class Delivery:
     transforms: tuple[Callable[[Any], Any], ...] = ()
 
 
-class Delivered(NamedTuple):
-    """A batch, or the error in its place, that is about to be handed over.
-
-    Attributes:
-        nth: How many that makes in the pass, from 1.
-        number: Which of the pass's tasks it was, from 0.
-        worker: Who computed it.
-        samples: How many it holds.
-        resume: The state of an iterable dataset after it, if it keeps one.
-    """
-
-    nth: int
-    number: int
-    worker: int
-    samples: int
-    resume: Any = None
-
-
 class Observer:
     """What a reader tells about its progress; the methods do nothing unless overridden."""
 
-    def delivering(self, delivered: Delivered) -> None:
-        """A batch is about to be handed over. Interrupted, it comes again."""
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
+        """A batch, or the error in its place, is about to be handed over. Interrupted, it comes again.
+
+        Args:
+            nth: How many that makes in the pass, from 1.
+            number: Which of the pass's tasks it was, from 0.
+            worker: Who computed it.
+            samples: How many it holds.
+            resume: The state of an iterable dataset after it; None if it keeps none.
+        """
 
     def ended(self, finished: bool) -> None:
         """The pass is over: everything was delivered, or the reader was dropped before."""
@@ -174,41 +164,49 @@ class Reader(Iterator[Any]):
 
     def _compute(self, direct: Worker) -> Any:
         """Compute the next batch in the caller's thread, with as little around it as can be."""
-        if self._held is None:
+        held = self._held
+        if held is None:
             try:
-                self._compute_next(direct)
+                for task in self._tasks:  # faster than next()
+                    try:
+                        outcome = direct.run_inline(task)
+                    except BaseException as error:
+                        if self._again is None or not isinstance(error, KeyboardInterrupt):  # torch goes on behind it
+                            self._tell_observers(self._number, 0, self._size(task))
+                            self._number += 1
+                            self._heed(direct.remarks)
+                        raise
+                    if outcome is not STREAM_END:
+                        self._held = held = task, outcome
+                    break
             except KeyboardInterrupt:
                 if self._again is not None:  # it may have ended the iterator of tasks, or a task's computation
                     self._tasks = self._again(self._number + (self._held is not None))
                 raise
         if direct.remarks:
             self._heed(direct.remarks)
-        if self._held is None:
+        if held is None:
             self._finish()
-        task, outcome = self._held
+        task, batch = held
+        number, resume = self._number, None
         try:
-            samples, batch, resume = self._transformed(outcome, self._size(task))
+            samples = self._size(task)
+            if type(batch) is Portion or self._delivery.transforms:
+                samples, batch, resume = self._transformed(batch, samples)
         except Exception:
-            self._tell_observers(self._number, 0, self._size(task))
-            self._number, self._held = self._number + 1, None
+            self._tell_observers(number, 0, self._size(task))
+            self._number, self._held = number + 1, None
             raise
-        self._hand_over(self._number, 0, samples, resume)
-        self._number, self._held = self._number + 1, None
+        meter = self._meter  # what `_hand_over` does, without the call
+        meter.batches += 1
+        meter.samples += samples
+        nth = self._delivered + 1
+        for observer in self._observers:
+            observer.delivering(nth, number, 0, samples, resume)
+        self._delivered = nth
+        self._number = number + 1
+        self._held = None
         return batch
-
-    def _compute_next(self, direct: Worker) -> None:
-        for task in self._tasks:  # faster than next()
-            try:
-                outcome = direct.run_inline(task)
-            except BaseException as error:
-                if self._again is None or not isinstance(error, KeyboardInterrupt):  # torch goes on behind it
-                    self._tell_observers(self._number, 0, self._size(task))
-                    self._number += 1
-                    self._heed(direct.remarks)
-                raise
-            if outcome is not STREAM_END:
-                self._held = task, outcome
-            break
 
     def _await(self) -> Any:
         """Wait for the next batch from the workers. It leaves the window last: until then its turn comes again."""
@@ -263,7 +261,10 @@ class Reader(Iterator[Any]):
         meter = self._meter
         meter.batches += 1
         meter.samples += samples
-        self._tell_observers(number, worker, samples, resume)
+        nth = self._delivered + 1
+        for observer in self._observers:
+            observer.delivering(nth, number, worker, samples, resume)
+        self._delivered = nth
 
     def _heed(self, remarks: list[Remark]) -> None:
         """Pass on what a worker has to say, each remark once. If a filter makes one an error, the batch comes next."""
@@ -319,10 +320,10 @@ class Reader(Iterator[Any]):
 
     def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
         """Tell of the batch, or the error, that the user is about to get."""
-        delivered = Delivered(self._delivered + 1, number, worker, samples, resume)
+        nth = self._delivered + 1
         for observer in self._observers:
-            observer.delivering(delivered)
-        self._delivered += 1
+            observer.delivering(nth, number, worker, samples, resume)
+        self._delivered = nth
 
     def _end(self, finished: bool) -> None:
         observers, self._observers = self._observers, ()
@@ -372,13 +373,13 @@ class PromisedLength(Observer):
     def __init__(self, dataset: Any, promised: int, processes: bool) -> None:
         self._dataset, self._promised, self._processes = dataset, promised, processes
 
-    def delivering(self, delivered: Delivered) -> None:
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
         """Warn where the count exceeds the promise."""
-        if delivered.nth <= self._promised:
+        if nth <= self._promised:
             return
         message = (
             f"Length of IterableDataset {self._dataset} was reported to be {self._promised}"
-            f"(when accessing len(dataloader)), but {delivered.nth} samples have been fetched. "
+            f"(when accessing len(dataloader)), but {nth} samples have been fetched. "
         )
         if self._processes:
             message += (

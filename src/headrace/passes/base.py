@@ -6,13 +6,12 @@ import json
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from functools import cached_property
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from headrace.delivery.reader import Delivered, Observer
+from headrace.delivery.reader import Observer
 from headrace.errors import StateMismatch, whole_number
 from headrace.plan.state import State, mismatch
 from headrace.schedule import Schedule
@@ -24,8 +23,14 @@ class Pass(Observer, ABC):
     Args:
         schedule: Whose epoch is read.
         conditions: What another pass must have in common with this one to go on from its rank-local state.
+
+    Attributes:
+        steps: How many tasks it has, -1 if nobody knows; None before it was asked.
     """
 
+    # What is counted for each batch are plain attributes of an object whose `__dict__` nobody asks for, cached_property
+    # included: CPython then writes them in half the time.
+    steps: int | None = None
     _local_only = True
     _remedy = "Elsewhere than under a plan a state belongs to one rank, and to one way of cutting its batches."
 
@@ -62,19 +67,21 @@ class Pass(Observer, ABC):
                 'state["rank_local"] is empty: it was changed by hand, or saved by another kind of loader.'
             )
         self._facts = self._schedule.facts()  # now: the process group may be gone when a state is asked for
-        self.__dict__.pop("_base", None)
+        self._base: State | None = None
         self._count = 0  # batches delivered since
         # Tasks done without a gap, counted from the start, and those done beyond one.
         self._done = 0
         self._skipped = sorted(self._beyond)
+        self._samples = start.samples
 
     def _take(self) -> None:
         """Take what the state holds for this kind of pass."""
 
-    @cached_property
-    def _base(self) -> State:
-        """The state at the start; not worked out before it is asked for, since describing an order may take long."""
-        return self._schedule.state_at(self.start, self._facts)
+    def _at_start(self) -> State:
+        """Return the state at the start; not worked out before, since describing an order may take long."""
+        if self._base is None:
+            self._base = self._schedule.state_at(self.start, self._facts)
+        return self._base
 
     @property
     def resumed(self) -> bool:
@@ -93,29 +100,33 @@ class Pass(Observer, ABC):
         schedule.latest = self
         return True
 
-    def delivering(self, delivered: Delivered) -> None:
-        """Count a batch; one that comes again, after an interrupt, has been counted."""
-        self._count = delivered.nth
-        number = self._absolute(delivered)
-        if number > self._done:
-            self._beyond.add(number)
-        elif number == self._done:
-            self._done += 1
-            while self._beyond and self._done in self._beyond:
-                self._beyond.remove(self._done)
-                self._done += 1
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
+        """Count a batch and its samples; advance the epoch with the last: who stops there has finished it."""
+        self._count = nth
+        if number == self._done and not (self._beyond or self._skipped):
+            self._samples += samples
+            self._done = number + 1
+        else:
+            self._deliver_beside_a_gap(number, samples)
+        if self.steps is None:
+            self.steps = self._count_steps()
+        if self._done == self.steps:
+            self._schedule.finish(self.start)
 
-    def _absolute(self, delivered: Delivered) -> int:
-        """Return the number of a task from the start, in which those count that were done beyond a gap before it."""
-        number = delivered.number
-        for skipped in self._skipped:
+    def _count_steps(self) -> int:
+        """Return how many tasks the pass has, at its first batch."""
+        return -1
+
+    def _deliver_beside_a_gap(self, number: int, samples: int) -> None:
+        for skipped in self._skipped:  # those count that were done beyond a gap before the start
             number += skipped <= number
-        return number
-
-    def _counted(self, delivered: Delivered) -> bool:
-        """Tell whether a batch comes again, after an interrupt."""
-        number = self._absolute(delivered)
-        return number < self._done or number in self._beyond
+        if number < self._done or number in self._beyond:  # it comes again, after an interrupt
+            return
+        self._samples += samples
+        self._beyond.add(number)
+        while self._done in self._beyond:
+            self._beyond.remove(self._done)
+            self._done += 1
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch."""
@@ -127,7 +138,7 @@ class Pass(Observer, ABC):
         """Return the place after the last batch that was delivered."""
         if self._over:
             return self._at(1, 0)
-        return self._reached() if self._count else self._base
+        return self._reached() if self._count else self._at_start()
 
     @abstractmethod
     def _reached(self) -> State:
@@ -135,7 +146,7 @@ class Pass(Observer, ABC):
 
     def _at(self, epochs: int, samples: int, **local: Any) -> State:
         rank_local = json.dumps(self._conditions | local) if local else ""
-        return replace(self._base, epoch=self.start.epoch + epochs, samples=samples, rank_local=rank_local)
+        return replace(self._at_start(), epoch=self.start.epoch + epochs, samples=samples, rank_local=rank_local)
 
 
 def packed(value: Any, owner: Any = None) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import islice
 
-from headrace.delivery.reader import Delivered
 from headrace.passes.base import Pass
 from headrace.plan import Plan
 from headrace.plan.state import State
@@ -20,6 +19,7 @@ class PlanPass(Pass):
         in_order: Whether batches come in the order of their steps; else a state belongs to this rank alone.
     """
 
+    steps: int
     _local_only = False
     _remedy = "Where batches came in any order a state belongs to one rank; with in_order=True it does not."
 
@@ -40,12 +40,6 @@ class PlanPass(Pass):
     def revised(self) -> Iterator[Task] | None:
         """Return other tasks if the epoch was set between `iter()` and the first batch."""
         return self.tasks() if self._moves() else None
-
-    def delivering(self, delivered: Delivered) -> None:
-        """Advance the epoch with its last batch: who stops there has finished it."""
-        super().delivering(delivered)
-        if self._done == self.steps:
-            self._schedule.finish(self.start)
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or note that it was broken off."""

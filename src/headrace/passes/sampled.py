@@ -3,13 +3,11 @@
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
 import torch
 
-from headrace.delivery.reader import Delivered
 from headrace.errors import whole_number
 from headrace.passes.base import Pass, packed, unpacked
 from headrace.plan.state import State, mismatch
@@ -27,7 +25,7 @@ class SamplerPass(Pass):
 
     Args:
         schedule: Whose epoch is read.
-        samplers: What may have a state of its own, outermost first.
+        samplers: The user's, which may have states of their own, outermost first; none where torch's decide.
         generators: The user's own, which samplers draw from.
         length: Counts the pass's batches; it may raise TypeError.
 
@@ -43,6 +41,7 @@ class SamplerPass(Pass):
         length: Callable[[], int],
     ) -> None:
         self._packed = ""
+        self._torchs = not samplers
         self.behind = 0
         self._sampler_state: Any = None
         world = schedule.world()
@@ -54,7 +53,6 @@ class SamplerPass(Pass):
         self._epoch = getattr(self._epochs, "epoch", None)
         self._generators = generators
         self._length = length
-        self._samples = self.start.samples
         self._drawn: dict[int, Any] = {}  # the sampler's state after each batch that is on its way
         self._began: tuple[Generators, list[torch.Tensor]]
 
@@ -69,7 +67,7 @@ class SamplerPass(Pass):
     def as_it_began(self) -> Iterator[None]:
         """Give the generators that samplers draw from the states that they had when the epoch began."""
         if not self._packed:
-            self._began = Generators(), [one.get_state() for one in self._generators]
+            self._began = Generators(torch_alone=self._torchs), [one.get_state() for one in self._generators]
             yield
             return
         if self._sampler_state is not None and self._stateful is None:
@@ -109,6 +107,8 @@ class SamplerPass(Pass):
         assert self._stateful is not None
         for number, task in enumerate(tasks):
             self._drawn[number] = copy.deepcopy(self._stateful.state_dict())
+            for old in [one for one in self._drawn if one < self._done - 1]:
+                del self._drawn[old]
             yield task
 
     def revised(self) -> None:
@@ -119,30 +119,15 @@ class SamplerPass(Pass):
         if not self.resumed:
             self._moves()
 
-    def delivering(self, delivered: Delivered) -> None:
-        """Count a batch and its samples; advance the epoch with the last: who stops there has finished it."""
-        before = self._done
-        if not self._counted(delivered):
-            self._samples += delivered.samples
-        super().delivering(delivered)
-        for number in range(before - 1, self._done - 1):
-            self._drawn.pop(number, None)
-        if self._all_done():
-            self._schedule.finish(self.start)
-
-    @cached_property
-    def _batches(self) -> int:
-        """How many batches the epoch has, -1 if nobody knows; asked when the sampler has begun, and may know."""
+    def _count_steps(self) -> int:
+        """Return how many batches are left of the epoch; asked when the sampler has begun, and may know."""
         try:
-            return self._length()
+            return self._length() - self.behind
         except Exception:  # noqa: BLE001 - torch does not ask; the end shows when it comes
             return -1
 
-    def _all_done(self) -> bool:
-        return self.behind + self._done == self._batches
-
     def _reached(self) -> State:
-        if self._all_done():
+        if self._done == self.steps:
             return self._at(1, 0)
         if not self._packed:
             shared, own = self._began

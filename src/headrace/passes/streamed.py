@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from headrace.delivery.reader import Delivered
 from headrace.errors import whole_number
 from headrace.interrupts import InterruptsHeld
 from headrace.passes.base import Pass, packed, unpacked
@@ -49,7 +48,6 @@ class StreamPass(Pass):
         self.first_worker = 0
         self._saved_stream = 0
         super()._begin()
-        self._samples = self.start.samples
         self._reached_by = list(self.starts)
         self._next = self.first_worker
         self._last = -1
@@ -78,19 +76,17 @@ class StreamPass(Pass):
         another = self.resumed or self._schedule.keys_stream()
         return self.tasks() if self._moves() and another else None
 
-    def delivering(self, delivered: Delivered) -> None:
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
         """Count a batch of a worker's, once."""
-        if delivered.number == self._last:  # it comes again, after an interrupt
+        if number == self._last:  # it comes again, after an interrupt
             return
         with InterruptsHeld():
-            self._last = delivered.number
-            self._count = delivered.nth
-            self._samples += delivered.samples
-            before = self._reached_by[delivered.worker]
-            self._reached_by[delivered.worker] = StreamStart(
-                before.batches + 1, before.read + delivered.samples, delivered.resume
-            )
-            self._next = delivered.worker + 1
+            self._last = number
+            self._count = nth
+            self._samples += samples
+            before = self._reached_by[worker]
+            self._reached_by[worker] = StreamStart(before.batches + 1, before.read + samples, resume)
+            self._next = worker + 1
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or, where its randomness is keyed by it, note that it was broken off."""
