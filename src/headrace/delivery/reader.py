@@ -261,10 +261,7 @@ class Reader(Iterator[Any]):
         meter = self._meter
         meter.batches += 1
         meter.samples += samples
-        nth = self._delivered + 1
-        for observer in self._observers:
-            observer.delivering(nth, number, worker, samples, resume)
-        self._delivered = nth
+        self._tell_observers(number, worker, samples, resume)
 
     def _heed(self, remarks: list[Remark]) -> None:
         """Pass on what a worker has to say, each remark once. If a filter makes one an error, the batch comes next."""
@@ -313,10 +310,11 @@ class Reader(Iterator[Any]):
     def _next_done(self) -> Future:
         """Wait for the next batch in the order agreed."""
         assert self._pool is not None
-        candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
-        if not self._pool.wait(candidates, self._delivery.timeout_s or None):
+        first = self._window[0]
+        candidates = [first] if self._delivery.in_order else list(self._window)
+        if not first.done() and not self._pool.wait(candidates, self._delivery.timeout_s or None):
             raise _late(self._delivery.timeout_s, self._pool.describe(self._window))
-        return next(future for future in candidates if future.done())
+        return first if first.done() else next(future for future in candidates if future.done())
 
     def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
         """Tell of the batch, or the error, that the user is about to get."""

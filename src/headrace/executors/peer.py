@@ -30,13 +30,14 @@ class Peer(Wire):
         up: Whether it is set up: what ends it from now on is a task.
         false_starts: How many processes with the same number died, one after another, before they were up.
         remark: What to add to the error about its end.
+        writes: Whether the rank waits until more can be sent.
     """
 
     def __init__(self, worker: int, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
         super().__init__(end, descriptors, self._answer)
         self.worker = worker
         self.process = process
-        self.started = self.ready = self.up = False
+        self.started = self.ready = self.up = self.writes = False
         self.false_starts = 0
         self.remark = ""
         self.unanswered: deque[Assigned] = deque()

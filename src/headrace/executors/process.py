@@ -1,7 +1,7 @@
 """Workers as local processes, each with a socket to the rank, and one more to pass descriptors."""
 
 import os
-import selectors
+import select
 import socket
 import struct
 import sys
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from multiprocessing import process as processes_of_python
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
@@ -84,7 +85,8 @@ class _ProcessPool(Pool):
         self._remark = ""  # what to add to the error about any worker's end, since the pool has given up
         self._submitted = 0
         self._lender = Lender()
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.poll()  # a selector's own bookkeeping would cost the rank more than the system call
+        self._by_end: dict[int, Peer] = {}
         self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. Others get it pickled, once for all, unless it can only be inherited.
@@ -127,7 +129,8 @@ class _ProcessPool(Pool):
         peer.ready = payload is None
         self._peers[worker : worker + 1] = [peer]  # the next, or in the place of one that was lost
         self._unstarted.append((peer, [worker_end, worker_fds]))
-        self._selector.register(rank_end, selectors.EVENT_READ, peer)
+        self._poll.register(rank_end, select.POLLIN)
+        self._by_end[rank_end.fileno()] = peer
         if payload is not None:
             payload.send(rank_fds)
 
@@ -179,28 +182,32 @@ class _ProcessPool(Pool):
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not any(future.done() for future in futures):
+        while True:
+            for future in futures:
+                if future.done():
+                    return True
             left = LIVENESS_S if deadline is None else min(deadline - time.monotonic(), LIVENESS_S)
             if left <= 0:
                 return False
             if not self._pump(left):
                 self._look_after_workers()
-        return True
 
     def _pump(self, timeout_s: float) -> bool:
         """Move bytes both ways until something happened; return whether it did."""
         for peer in self._peers:
-            if peer.open:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
-                if self._selector.get_key(peer.end).events != events:
-                    self._selector.modify(peer.end, events, peer)
-        ready = self._selector.select(timeout_s)
+            if peer.writes != bool(peer.outbox) and peer.open:
+                peer.writes = not peer.writes
+                self._poll.modify(peer.end, select.POLLIN | (select.POLLOUT if peer.writes else 0))
+        ready = self._poll.poll(ceil(timeout_s * 1000))
         with InterruptsHeld():
-            for chosen, events in ready:
-                if events & selectors.EVENT_WRITE:
-                    chosen.data.send()
-                if events & selectors.EVENT_READ and not chosen.data.receive():
-                    self._lose(chosen.data)
+            for end, events in ready:
+                chosen = self._by_end.get(end)
+                if chosen is None:  # it was lost along with one before it
+                    continue
+                if events & select.POLLOUT:
+                    chosen.send()
+                if events & ~select.POLLOUT and not chosen.receive():
+                    self._lose(chosen)
             if self._unstarted:
                 self._start_more()
         return bool(ready)
@@ -294,7 +301,8 @@ class _ProcessPool(Pool):
 
     def _hang_up(self, peer: Peer) -> None:
         if peer.open:
-            self._selector.unregister(peer.end)
+            self._poll.unregister(peer.end)
+            del self._by_end[peer.end.fileno()]
             hang_up(peer.end)
             peer.descriptors.close()
 
@@ -313,7 +321,6 @@ class _ProcessPool(Pool):
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
             return
         with InterruptsHeld():
-            self._selector.close()
             for _, ends in self._unstarted:
                 for end in ends:
                     end.close()

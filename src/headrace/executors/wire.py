@@ -1,5 +1,6 @@
 """The rank's end of a socket to a worker on this machine: frames both ways, and slots that come as descriptors."""
 
+import functools
 import os
 import pickle
 import socket
@@ -232,9 +233,13 @@ class Lender:
         """
         self._tasks += new
         back, dropped = wire.loans.lend(tasks, new)
-        spare = sum(one.loans.spare for one in wires)
+        spare = 0
+        for one in wires:
+            spare += one.loans.spare
         self._spare = min(self._spare, spare)
-        surplus = max(0, min(new - len(back), tasks - wire.loans.lent, spare - len(wires)))
+        surplus = spare - len(wires)
+        if surplus > 0:
+            surplus = min(surplus, new - len(back), tasks - wire.loans.lent)
         if self._tasks >= _SPARE_AFTER:
             surplus = max(surplus, self._spare)
             self._tasks, self._spare = 0, spare - surplus
@@ -250,10 +255,15 @@ def hang_up(end: socket.socket) -> None:
     end.close()
 
 
+@functools.lru_cache
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
+
+
 def frame(parts: Sequence[memoryview]) -> list[memoryview]:
     """Put the number of parts and their lengths in bytes before the parts."""
     sizes = [*map(len, parts)]
-    head = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
+    head = _numbers(1 + len(sizes)).pack(len(sizes), *sizes)
     if sum(sizes) <= JOINED_BYTES:  # to wake the other side once for each would cost more than the copy
         return [memoryview(b"".join((head, *parts)))]
     return [memoryview(head), *(part for part in parts if len(part))]
@@ -265,7 +275,7 @@ def _first_frame(rest: memoryview) -> tuple[list[bytearray], memoryview]:
     end = _COUNT.size * (1 + count)
     if not count or len(rest) < end:
         return [], rest
-    sizes = struct.unpack_from(f"<{count}Q", rest, _COUNT.size)
+    sizes = _numbers(count).unpack_from(rest, _COUNT.size)
     if len(rest) < end + sum(sizes):
         return [], rest
     parts = []

@@ -24,6 +24,9 @@ _INLINE = (-1, 0)
 _NO_SLOT = struct.pack("<q", -1)
 """What a message begins with that needs no slot."""
 
+_HEAD_OF_TWO = struct.Struct("<6q")
+"""The head of a message with two parts, where nothing was given up."""
+
 _HEAD_ALONE = memoryview(struct.pack("<2q", -1, 0))
 """The head of most of those: nothing was given up, either."""
 
@@ -154,6 +157,10 @@ def is_inline(message: Sequence[Buffer]) -> bool:
 
 def lift(message: Sequence[Buffer], slots: Slots) -> list[Buffer]:
     """Return the parts of what a `SlotWriter` wrote, to be decoded; while one of them lives, the slot is on loan."""
+    if len(message[0]) == _HEAD_OF_TWO.size:
+        number, count, inline, _, start, size = _HEAD_OF_TWO.unpack(message[0])
+        if not count and inline < 0 <= start:  # most batches: a stream, and one tensor in a slot
+            return [message[1], slots.borrow(number)[start : start + size]]
     number, count, *words = struct.unpack(f"<{len(message[0]) // 8}q", message[0])
     for slot in words[:count]:
         slots.forget(slot)
