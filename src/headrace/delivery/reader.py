@@ -219,7 +219,9 @@ class Reader(Iterator[Any]):
             try:
                 outcome = future.result()
                 if outcome is not STREAM_END:
-                    samples, batch, resume = self._transformed(outcome, future.samples)
+                    samples, batch, resume = future.samples, outcome, None
+                    if type(outcome) is Portion or self._delivery.transforms:
+                        samples, batch, resume = self._transformed(outcome, samples)
             except BaseException as error:
                 if future.raised(error):
                     self._tell_observers(future.number, future.worker, future.samples)
