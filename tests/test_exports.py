@@ -33,6 +33,11 @@ def test_every_public_name_has_a_docstring() -> None:
         assert inspect.getdoc(getattr(headrace, name)), name
 
 
+def test_import_does_not_mind_the_default_device() -> None:
+    job = "import torch; torch.set_default_device('meta'); import headrace"
+    subprocess.run([sys.executable, "-c", job], timeout=120, check=True)
+
+
 def test_import_starts_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

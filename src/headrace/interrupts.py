@@ -2,6 +2,7 @@
 
 # The public module wraps every call in enumerations, at ten times the cost.
 import _signal as signal  # type: ignore[import-not-found]
+import threading
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -17,13 +18,11 @@ class InterruptsHeld:
     def __enter__(self) -> "InterruptsHeld":
         self._frame: FrameType | None = None
         self._before: Any = None
-        before = signal.getsignal(signal.SIGINT)
-        if callable(before):
-            try:
+        if threading.get_ident() == threading.main_thread().ident:
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
                 signal.signal(signal.SIGINT, self._note)
-            except ValueError:  # this is not the main thread
-                return self
-            self._before = before
         return self
 
     def let(self) -> "InterruptsLet":

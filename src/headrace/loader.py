@@ -326,7 +326,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         samplers = self._samplers()
         own = [self.generator, *(getattr(one, "generator", None) for one in samplers)]
         generators = list(dict.fromkeys(one for one in own if isinstance(one, torch.Generator)))
-        reading = SamplerPass(self._schedule, samplers, generators, partial(len, self._index_sampler))
+        length = partial(len, self._index_sampler)
+        reading = SamplerPass(self._schedule, samplers, generators, length, self._own_sampler() is not None)
         link = self._link(lambda: len(self) - reading.behind, 0)
         observers: list[Observer] = [reading] if link is None else [reading, link]
         reader = self._iterator if persistent else None
@@ -401,12 +402,17 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             self._iterator = reader
         return reader
 
-    def _tasks(self) -> Iterator[Task]:
+    def _own_sampler(self) -> sampling.AutoSampler | None:
+        """Return the automatic sampler if no code of the user's decides on the samples; parts can be exchanged."""
         sampler, batches = self.sampler, self.batch_sampler
+        alone = batches is None or (type(batches) is BatchSampler and batches.sampler is sampler)
+        return sampler if isinstance(sampler, sampling.AutoSampler) and alone else None
+
+    def _tasks(self) -> Iterator[Task]:
+        sampler, batches = self._own_sampler(), self.batch_sampler
         if (
-            isinstance(sampler, sampling.AutoSampler)
-            and type(batches) is BatchSampler
-            and batches.sampler is sampler
+            sampler is not None
+            and isinstance(batches, BatchSampler)
             and self.collate_fn is default_collate
             and gather.knows(self.dataset)
             and len(self.dataset)  # type: ignore[arg-type]

@@ -73,9 +73,10 @@ class Generators:
     def packed(self) -> tuple[Any, ...]:
         """Return the states as tensors, numbers and text alone."""
         torch_state, python_state, numpy_state = self._states
-        numpy_now: Any = numpy_state or np.random.get_state()
-        kind, words, *rest = numpy_now
-        return torch_state, python_state or random.getstate(), (kind, words.tolist(), *rest)
+        if numpy_state is None:
+            return self._states
+        kind, words, *rest = numpy_state
+        return torch_state, python_state, (kind, words.tolist(), *rest)
 
     def restore(self) -> None:
         """Put the states back."""

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, TensorDataset
 
 import headrace
 from headrace import DataLoader
@@ -232,3 +233,25 @@ def test_a_batch_that_raised_counts_alike_in_rank_and_worker(where: str) -> None
     next(reader)
     second.load_state_dict(first.state_dict())
     assert list(second) == list(reader)
+
+
+def test_a_sampler_that_was_put_into_torchs_batch_sampler_goes_on_with_the_numbers_that_it_drew() -> None:
+    class Shuffling(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(np.random.permutation(12).tolist())
+
+        def __len__(self) -> int:
+            return 12
+
+    def exchanged() -> DataLoader[Any]:
+        loader = DataLoader(list(range(12)), batch_size=3)
+        loader.batch_sampler.sampler = Shuffling()  # type: ignore[union-attr]
+        return loader
+
+    first, second = exchanged(), exchanged()
+    reader = iter(first)
+    next(reader)
+    second.load_state_dict(first.state_dict())
+    rest = [batch.tolist() for batch in reader]
+    np.random.seed(7)
+    assert [batch.tolist() for batch in second] == rest

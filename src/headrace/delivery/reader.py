@@ -312,11 +312,13 @@ class Reader(Iterator[Any]):
     def _next_done(self) -> Future:
         """Wait for the next batch in the order agreed."""
         assert self._pool is not None
-        first = self._window[0]
-        candidates = [first] if self._delivery.in_order else list(self._window)
-        if not first.done() and not self._pool.wait(candidates, self._delivery.timeout_s or None):
+        candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
+        if not self._pool.wait(candidates, self._delivery.timeout_s or None):
             raise _late(self._delivery.timeout_s, self._pool.describe(self._window))
-        return first if first.done() else next(future for future in candidates if future.done())
+        for future in candidates:
+            if future.done():
+                break
+        return future
 
     def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
         """Tell of the batch, or the error, that the user is about to get."""

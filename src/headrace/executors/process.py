@@ -1,7 +1,8 @@
 """Workers as local processes, each with a socket to the rank, and one more to pass descriptors."""
 
+import atexit
 import os
-import select
+import selectors
 import socket
 import struct
 import sys
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from multiprocessing import process as processes_of_python
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
@@ -36,6 +36,12 @@ from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.randomness import accelerated
 from headrace.types import Task
 from headrace.work import Work
+
+_REAPER = "headrace-reaper"
+"""The name of threads that dismiss workers."""
+
+_LAST_MOMENT_S = 1.0
+"""How long the end of the interpreter waits for workers, all together."""
 
 _worker_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """Those of workers that are not started yet, which other workers must not hold on to either, or nobody would see them
@@ -85,8 +91,7 @@ class _ProcessPool(Pool):
         self._remark = ""  # what to add to the error about any worker's end, since the pool has given up
         self._submitted = 0
         self._lender = Lender()
-        self._poll = select.poll()  # a selector's own bookkeeping would cost the rank more than the system call
-        self._by_end: dict[int, Peer] = {}
+        self._selector = selectors.DefaultSelector()
         self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. Others get it pickled, once for all, unless it can only be inherited.
@@ -129,8 +134,7 @@ class _ProcessPool(Pool):
         peer.ready = payload is None
         self._peers[worker : worker + 1] = [peer]  # the next, or in the place of one that was lost
         self._unstarted.append((peer, [worker_end, worker_fds]))
-        self._poll.register(rank_end, select.POLLIN)
-        self._by_end[rank_end.fileno()] = peer
+        self._selector.register(rank_end, selectors.EVENT_READ, peer)
         if payload is not None:
             payload.send(rank_fds)
 
@@ -196,18 +200,16 @@ class _ProcessPool(Pool):
         """Move bytes both ways until something happened; return whether it did."""
         for peer in self._peers:
             if peer.writes != bool(peer.outbox) and peer.open:
+                events = selectors.EVENT_READ | (0 if peer.writes else selectors.EVENT_WRITE)
+                self._selector.modify(peer.end, events, peer)
                 peer.writes = not peer.writes
-                self._poll.modify(peer.end, select.POLLIN | (select.POLLOUT if peer.writes else 0))
-        ready = self._poll.poll(ceil(timeout_s * 1000))
+        ready = self._selector.select(timeout_s)
         with InterruptsHeld():
-            for end, events in ready:
-                chosen = self._by_end.get(end)
-                if chosen is None:  # it was lost along with one before it
-                    continue
-                if events & select.POLLOUT:
-                    chosen.send()
-                if events & ~select.POLLOUT and not chosen.receive():
-                    self._lose(chosen)
+            for chosen, events in ready:
+                if events & selectors.EVENT_WRITE:
+                    chosen.data.send()
+                if events & selectors.EVENT_READ and not chosen.data.receive():
+                    self._lose(chosen.data)
             if self._unstarted:
                 self._start_more()
         return bool(ready)
@@ -301,8 +303,7 @@ class _ProcessPool(Pool):
 
     def _hang_up(self, peer: Peer) -> None:
         if peer.open:
-            self._poll.unregister(peer.end)
-            del self._by_end[peer.end.fileno()]
+            self._selector.unregister(peer.end)
             hang_up(peer.end)
             peer.descriptors.close()
 
@@ -321,6 +322,7 @@ class _ProcessPool(Pool):
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
             return
         with InterruptsHeld():
+            self._selector.close()
             for _, ends in self._unstarted:
                 for end in ends:
                     end.close()
@@ -332,12 +334,19 @@ class _ProcessPool(Pool):
                 dismiss(peers, lost)  # a thread begun now would never run
             elif peers:
                 # Told to stop from there too, when this thread has gone on: ending takes the CPUs that the user's code
-                # is about to need. And no daemon: an interpreter that ends waits, rather than terminate workers.
+                # is about to need.
                 ours = threading.Lock()
                 with ours:
-                    threading.Thread(
-                        target=_dismiss_after, args=(ours, peers, lost), name="headrace-reaper", daemon=False
-                    ).start()
+                    threading.Thread(target=_dismiss_after, args=(ours, peers, lost), name=_REAPER, daemon=True).start()
+
+
+@atexit.register
+def _let_workers_end() -> None:
+    """Give workers that are being dismissed a moment before multiprocessing, at the interpreter's end, kills them."""
+    deadline = time.monotonic() + _LAST_MOMENT_S
+    for thread in threading.enumerate():
+        if thread.name == _REAPER:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _dismiss_after(callers: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:

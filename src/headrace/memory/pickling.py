@@ -16,7 +16,7 @@ Part = Sequence[Buffer]
 """One part of a pickled value, in pieces that follow each other."""
 
 _ARRAYS: dict[torch.dtype, np.dtype[Any]] = {
-    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    dtype: torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     for dtype in (
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),

@@ -120,13 +120,12 @@ class Pass(Observer, ABC):
     def _deliver_beside_a_gap(self, number: int, samples: int) -> None:
         for skipped in self._skipped:  # those count that were done beyond a gap before the start
             number += skipped <= number
-        if number < self._done or number in self._beyond:  # it comes again, after an interrupt
-            return
-        self._samples += samples
-        self._beyond.add(number)
+        if number >= self._done and number not in self._beyond:  # else it comes again, after an interrupt
+            self._samples += samples
+            self._beyond.add(number)
         while self._done in self._beyond:
-            self._beyond.remove(self._done)
             self._done += 1
+            self._beyond.remove(self._done - 1)
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch."""

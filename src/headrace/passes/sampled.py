@@ -25,9 +25,10 @@ class SamplerPass(Pass):
 
     Args:
         schedule: Whose epoch is read.
-        samplers: The user's, which may have states of their own, outermost first; none where torch's decide.
+        samplers: What may have a state of its own, outermost first.
         generators: The user's own, which samplers draw from.
         length: Counts the pass's batches; it may raise TypeError.
+        torch_alone: Whether samplers draw from torch's generators alone.
 
     Attributes:
         behind: How many of the epoch's batches were delivered before.
@@ -39,9 +40,10 @@ class SamplerPass(Pass):
         samplers: Sequence[Any],
         generators: Sequence[torch.Generator],
         length: Callable[[], int],
+        torch_alone: bool,
     ) -> None:
         self._packed = ""
-        self._torchs = not samplers
+        self._torch_alone = torch_alone
         self.behind = 0
         self._sampler_state: Any = None
         world = schedule.world()
@@ -67,7 +69,7 @@ class SamplerPass(Pass):
     def as_it_began(self) -> Iterator[None]:
         """Give the generators that samplers draw from the states that they had when the epoch began."""
         if not self._packed:
-            self._began = Generators(torch_alone=self._torchs), [one.get_state() for one in self._generators]
+            self._began = Generators(torch_alone=self._torch_alone), [one.get_state() for one in self._generators]
             yield
             return
         if self._sampler_state is not None and self._stateful is None:
