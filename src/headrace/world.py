@@ -7,7 +7,7 @@ import torch.distributed as dist
 from headrace.errors import bad_value
 from headrace.types import World
 
-ALONE = World()
+_ALONE = World()
 """A world of one rank."""
 
 
@@ -26,12 +26,12 @@ def resolve(distributed: bool | World | None) -> World:
     if isinstance(distributed, World):
         return distributed
     if distributed is False:
-        return ALONE
+        return _ALONE
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size())
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None or size is None:
-        return ALONE
+        return _ALONE
     try:
         return World(int(rank), int(size))
     except ValueError:

@@ -219,9 +219,7 @@ class Reader(Iterator[Any]):
             try:
                 outcome = future.result()
                 if outcome is not STREAM_END:
-                    samples, batch, resume = future.samples, outcome, None
-                    if type(outcome) is Portion or self._delivery.transforms:
-                        samples, batch, resume = self._transformed(outcome, samples)
+                    samples, batch, resume = self._transformed(outcome, future.samples)
             except BaseException as error:
                 if future.raised(error):
                     self._tell_observers(future.number, future.worker, future.samples)
@@ -315,10 +313,7 @@ class Reader(Iterator[Any]):
         candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
         if not self._pool.wait(candidates, self._delivery.timeout_s or None):
             raise _late(self._delivery.timeout_s, self._pool.describe(self._window))
-        for future in candidates:
-            if future.done():
-                break
-        return future
+        return next(future for future in candidates if future.done())
 
     def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
         """Tell of the batch, or the error, that the user is about to get."""

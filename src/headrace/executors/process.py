@@ -335,9 +335,9 @@ class _ProcessPool(Pool):
             elif peers:
                 # Told to stop from there too, when this thread has gone on: ending takes the CPUs that the user's code
                 # is about to need.
-                ours = threading.Lock()
-                with ours:
-                    threading.Thread(target=_dismiss_after, args=(ours, peers, lost), name=_REAPER, daemon=True).start()
+                turn = threading.Lock()
+                with turn:
+                    threading.Thread(target=_dismiss_after, args=(turn, peers, lost), name=_REAPER, daemon=True).start()
 
 
 @atexit.register
@@ -349,8 +349,8 @@ def _let_workers_end() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _dismiss_after(callers: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
-    with callers:  # held until `start` has returned, which waits for this thread to run
+def _dismiss_after(turn: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+    with turn:  # the caller's until `start` has returned, which waits for this thread to run
         pass
     dismiss(peers, lost)
 

@@ -1,6 +1,5 @@
 """The rank's end of a socket to a worker on this machine: frames both ways, and slots that come as descriptors."""
 
-import functools
 import os
 import pickle
 import socket
@@ -9,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import cast
 
 import numpy as np
@@ -255,7 +254,7 @@ def hang_up(end: socket.socket) -> None:
     end.close()
 
 
-@functools.lru_cache
+@lru_cache
 def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}Q")
 
