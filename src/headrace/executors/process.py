@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch.multiprocessing
 from torch._utils import cpu_count
 
-from headrace.executors.base import Executor, Future, Pool, name_task
+from headrace.executors.base import Executor, Future, Pool, join_threads, name_task
 from headrace.executors.forks import Process, fork_all, forks_together
 from headrace.executors.peer import LIVENESS_S, Peer, death, described, dismiss
 from headrace.executors.serving import Server, serve
@@ -343,10 +343,7 @@ class _ProcessPool(Pool):
 @atexit.register
 def _let_workers_end() -> None:
     """Give workers that are being dismissed a moment before multiprocessing, at the interpreter's end, kills them."""
-    deadline = time.monotonic() + _LAST_MOMENT_S
-    for thread in threading.enumerate():
-        if thread.name == _REAPER:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    join_threads(_REAPER, _LAST_MOMENT_S)
 
 
 def _dismiss_after(turn: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
