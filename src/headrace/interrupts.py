@@ -2,9 +2,22 @@
 
 # The public module wraps every call in enumerations, at ten times the cost.
 import _signal as signal  # type: ignore[import-not-found]
+import os
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+_main = threading.main_thread().ident
+"""The main thread: asking each time takes as long as all the rest of a block."""
+
+
+def _become_main() -> None:
+    global _main  # noqa: PLW0603 - the thread that forks is the child's main one
+    _main = threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_become_main)
 
 
 class InterruptsHeld:
@@ -18,7 +31,7 @@ class InterruptsHeld:
     def __enter__(self) -> "InterruptsHeld":
         self._frame: FrameType | None = None
         self._before: Any = None
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == _main:
             before = signal.getsignal(signal.SIGINT)
             if callable(before):
                 self._before = before

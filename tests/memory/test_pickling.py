@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from headrace.memory import pickling
 from headrace.memory.pickling import decode, dump, encode
 
 Pair = namedtuple("Pair", "left right")
@@ -48,6 +49,37 @@ def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert (copy.dtype, copy.shape) == (dtype, tensor.shape)
     assert copy.view(torch.uint8).equal(tensor.view(torch.uint8)) if tensor.ndim else copy.item() == tensor.item()
     copy.zero_()
+
+
+def test_the_next_one_of_a_kind_is_like_the_first() -> None:
+    """How a plain tensor was pickled is remembered; nothing else may be taken for one."""
+    plain = torch.arange(12.0)
+    kinds = [
+        plain,
+        plain.reshape(3, 4),
+        plain.reshape(3, 4).t(),
+        plain.clone().requires_grad_(),
+        [plain],
+        torch.nn.Parameter(plain.clone()),
+        plain.as_subclass(Tagged),
+        plain.numpy(),
+    ]
+    for step in range(3):
+        for kind in kinds:
+            copy = through(kind)
+            assert type(copy) is type(kind)
+            first, second = (copy[0], kind[0]) if isinstance(kind, list) else (copy, kind)
+            assert first.tolist() == second.tolist()
+            if isinstance(first, torch.Tensor):
+                assert (first.stride(), first.requires_grad) == (second.stride(), second.requires_grad)
+        plain += step + 1
+
+
+def test_no_more_kinds_are_remembered_than_there_is_room_for() -> None:
+    for _ in range(2):
+        for length in range(1, pickling._PLAINS + 10):
+            assert through(torch.arange(length)).tolist() == list(range(length))
+        assert 0 < len(pickling._plain) <= pickling._PLAINS
 
 
 def test_strides_gradients_and_views() -> None:

@@ -4,7 +4,6 @@ import atexit
 import os
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
@@ -385,5 +384,4 @@ def _worker_main(
         torch.multiprocessing._set_thread_name("pt_data_worker")
         server = Server(work, worker_id, workers, ring, where)
         end.sendall(EMPTY_FRAME)  # up: whatever ends this process from now on is a task
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", LIVENESS_S, 0))
         serve(end, ring, server, lambda: os.getppid() == rank)

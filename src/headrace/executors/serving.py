@@ -1,5 +1,6 @@
 """What a worker does that has a process of its own: answers tasks with encoded batches, whatever carries them."""
 
+import select
 import socket
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Failure, Remarked
+from headrace.executors.peer import LIVENESS_S
 from headrace.executors.wire import JOINED_BYTES, TOOK, Order, Sent, frame, read_frames, task_of
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
@@ -86,7 +88,7 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
         end: The socket to the rank.
         ring: The server's slots, which the rank gives back along with tasks.
         server: Who answers.
-        rank_lives: Asked from time to time, where the socket has a time limit and nothing comes.
+        rank_lives: Asked from time to time when nothing comes.
     """
     held: list[memoryview] = []
     for tasks, returned, dropped in _orders(end, rank_lives):
@@ -111,11 +113,14 @@ def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Ord
     received: deque[Order] = deque()
     frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
-    while rank_lives():
-        try:
-            count = end.recv_into(wanted)
-        except BlockingIOError:  # nothing came for so long
-            continue
+    arrival = select.poll()  # who waits in recv is woken each time that the rank reads, too, at the rank's cost
+    arrival.register(end, select.POLLIN)
+    while True:
+        if not arrival.poll(LIVENESS_S * 1000):
+            if rank_lives():
+                continue
+            return
+        count = end.recv_into(wanted)
         if not count:
             return
         wanted = frames.send(count)

@@ -37,6 +37,9 @@ more often: at 20 ms and five kills a second one in ten, and all ten in a row ha
 
 _COUNT = struct.Struct("<Q")
 
+_ONE_PART = struct.Struct("<2Q")
+"""What `frame` puts before a part that is alone."""
+
 Sent = tuple[int, ...] | int | list[int] | list[bytearray]
 """A task on its way: what a `PlanTask` consists of; the index or indices of an `IndexTask`; or anything, pickled."""
 
@@ -162,7 +165,8 @@ class Wire:
     def hand(self, futures: Sequence[Assigned], slots: Loan) -> None:
         """Send tasks, to be answered together, and slots from a `Lender`."""
         order: Order = ([(future.sent, future.key) for future in futures], *slots)
-        self.outbox.extend(frame([memoryview(pickle.dumps(order, 5))]))
+        pickled = pickle.dumps(order, 5)
+        self.outbox.append(memoryview(_ONE_PART.pack(1, len(pickled)) + pickled))
         self.send()
 
     def send(self) -> None:
@@ -234,7 +238,7 @@ class Lender:
         back, dropped = wire.loans.lend(tasks, new)
         spare = 0
         for one in wires:
-            spare += one.loans.spare
+            spare += len(one.loans.spare)
         self._spare = min(self._spare, spare)
         surplus = spare - len(wires)
         if surplus > 0:
@@ -243,7 +247,7 @@ class Lender:
             surplus = max(surplus, self._spare)
             self._tasks, self._spare = 0, spare - surplus
         for _ in range(surplus):
-            max(wires, key=lambda one: one.loans.spare).loans.drop()
+            max(wires, key=lambda one: len(one.loans.spare)).loans.drop()
         return back, dropped
 
 

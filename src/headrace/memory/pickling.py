@@ -33,6 +33,12 @@ _FEW = 32
 _MOST_WORK = 10_000
 """How many candidate solutions numpy may look at for two of them."""
 
+_PLAINS = 64
+"""Of how many kinds of plain tensors it is kept how they are pickled."""
+
+_PLAIN_BYTES = 256
+"""No such stream is longer, but for tensors of uncommonly many dimensions."""
+
 
 class Stream(list[Buffer]):
     """What a pickler writes: small things gathered, and each large `bytes` as the very object, uncopied."""
@@ -119,6 +125,9 @@ class Pickler(pickle.Pickler):
         return (_tensor, (raw, *layout)) if dense else (_view, (raw, 0, count, *layout, value.stride()))
 
 
+_plain: "dict[bytes, _Plain]" = {}
+"""The plain tensors that were rebuilt before, by the streams that describe them."""
+
 _second: type[Pickler] | None = None
 """What this process pickles with that a `Pickler` cannot."""
 
@@ -159,7 +168,7 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     return [stream, *([buffer.raw()] for buffer in buffers)]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=_PLAINS)
 def _stream_of(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> bytes:
     """Return what a `Pickler` writes for a plain tensor: nothing of it hangs on the data."""
     return pickle.dumps(_Plain(dtype, shape, requires_grad), 5, buffer_callback=list[pickle.PickleBuffer]().append)
@@ -209,7 +218,20 @@ def encode(value: Any, kind: type[Pickler] | None = None) -> list[memoryview]:
 
 def decode(parts: Sequence[Buffer]) -> Any:
     """Rebuild a value over its parts' memory: tensors and arrays are writable and alias `parts`."""
-    return pickle.loads(parts[0], buffers=parts[1:])
+    if len(parts) != 2 or len(parts[0]) > _PLAIN_BYTES:
+        return pickle.loads(parts[0], buffers=parts[1:])
+    stream = bytes(parts[0])
+    plain = _plain.get(stream)
+    if plain is not None:  # in half the time
+        return _tensor(parts[1], *plain)
+    value = pickle.loads(stream, buffers=parts[1:])
+    if type(value) is torch.Tensor and _is_memory(value):
+        plain = _Plain(value.dtype, value.shape, value.requires_grad)
+        if stream == _stream_of(*plain):
+            if len(_plain) == _PLAINS:
+                _plain.clear()
+            _plain[stream] = plain
+    return value
 
 
 def _overlapping(tensors: Sequence[tuple[_Span, torch.Tensor]]) -> dict[_Span, _Region]:

@@ -222,6 +222,7 @@ class Loans:
 
     Attributes:
         lent: How many slots the worker may be writing to, or believes free.
+        spare: The slots that neither the user nor the worker needs now; filled from any thread.
     """
 
     def __init__(self, descriptors: socket.socket) -> None:
@@ -229,7 +230,7 @@ class Loans:
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
         self._watched: dict[int, weakref.ref[object]] = {}
-        self._returned: deque[_Watch] = deque()  # filled from any thread
+        self.spare: deque[_Watch] = deque()
         self._dropped: list[int] = []
         self._unused: set[int] = set()  # given up before a batch came in them
 
@@ -240,7 +241,7 @@ class Loans:
         while slot not in self._slots:
             self._map_next()
         lease = self._slots[slot].lease()
-        self._watched[slot] = watch = _Watch(lease, self._returned.append)
+        self._watched[slot] = watch = _Watch(lease, self.spare.append)
         watch.slot = slot
         return memoryview(lease).cast("B")
 
@@ -251,20 +252,15 @@ class Loans:
         one for each task, since slots that come with a task are too late for those before it.
         """
         back: list[int] = []
-        while len(back) < new and self.lent < tasks and self._returned:
-            back.append(self._returned.popleft().slot)
+        while len(back) < new and self.lent < tasks and self.spare:
+            back.append(self.spare.popleft().slot)
             self.lent += 1
         dropped, self._dropped = self._dropped, []
         return back, dropped
 
-    @property
-    def spare(self) -> int:
-        """How many slots neither the user nor the worker needs now."""
-        return len(self._returned)
-
     def drop(self) -> None:
         """Unmap a spare slot."""
-        slot = self._returned.popleft().slot
+        slot = self.spare.popleft().slot
         del self._slots[slot], self._watched[slot]
         self._dropped.append(slot)
 
