@@ -328,11 +328,13 @@ class Reader(Iterator[Any]):
             observer.ended(finished)
 
     def _shutdown_workers(self) -> None:
-        pool, self._pool = self._pool, None
-        self._direct = None
-        self._window = deque()
-        if pool is not None and not self._keep_pool:
-            pool.close()
+        with InterruptsHeld():  # an interrupt in the pool's `__del__`, which comes right after, would be swallowed
+            pool, self._pool = self._pool, None
+            self._direct = None
+            self._window = deque()
+            if pool is not None and not self._keep_pool:
+                pool.close()
+            del pool
 
     @property
     def broken(self) -> bool:
