@@ -1,7 +1,6 @@
 """Local workers beside torch's: moving batches, the rank's own cost, and starting."""
 
 import gc
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from torch.utils.data import Dataset
 
 from benchmarks.rows import Row, less_is_better
 from headrace import DataLoader
+from headrace.executors.process import let_workers_end
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it calls what torch has deprecated
@@ -148,9 +148,7 @@ def epochs(kind: Any, dataset: Dataset[Any], count: int) -> tuple[float, ...]:
     for _ in range(count):
         assert sum(1 for _ in kind(dataset, batch_size=4, num_workers=4)) == 10
     took_ms = (time.perf_counter() - start) * 1e3 / count
-    for thread in threading.enumerate():
-        if thread.name == "headrace-reaper":
-            thread.join()
+    let_workers_end(60)
     return (took_ms,)
 
 

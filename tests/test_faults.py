@@ -163,7 +163,8 @@ INTERRUPTED = """
                 break
         _, status = os.waitpid(copy, 0)
         text = last_words.decode()
-        print(os.waitstatus_to_exitcode(status), presses, text.count("Traceback"), repr(text)[-3000:], flush=True)
+        errors = text.count("Traceback") - text.count("During handling of the above exception")  # parts of another's
+        print(os.waitstatus_to_exitcode(status), presses, errors, repr(text)[-3000:], flush=True)
         os.close(words), os.close(tell)
     else:
         sys.exit()

@@ -4,11 +4,14 @@ import threading
 import time
 from collections.abc import Callable
 
+from headrace.executors.process import let_workers_end
+
 LIMIT_S = 20.0
 
 
 def wait_for_reapers() -> None:
     """Wait until the workers of closed pools have been reaped, or have ended if they are threads."""
+    let_workers_end(LIMIT_S)
     for thread in threading.enumerate():
         if thread.name.startswith("headrace-"):
             thread.join(LIMIT_S)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import weakref
 from pathlib import Path
 from pickle import PicklingError
@@ -195,23 +194,15 @@ def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_end
     assert sorted(path.name for path in tmp_path.glob("worker *")) == ["worker 0", "worker 1", "worker 2"]
 
 
-def test_the_caller_goes_on_before_workers_are_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    start, dismiss = threading.Thread.start, process.dismiss
+def test_workers_end_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
 
-    def starting(thread: threading.Thread) -> None:
-        start(thread)
-        events.append("started")
-
-    def dismissing(*arguments: Any) -> None:
-        events.append("told to stop")
-        dismiss(*arguments)
-
-    monkeypatch.setattr(threading.Thread, "start", starting)
-    monkeypatch.setattr(process, "dismiss", dismissing)
-    list(DataLoader(Squares(), num_workers=2, seed=0))
-    wait_for_reapers()
-    assert events == ["started", "told to stop"]
+    reader = iter(DataLoader(Squares(), num_workers=2, seed=0))
+    workers = reader._workers
+    monkeypatch.setattr(process._thread, "start_new_thread", refused)
+    assert len(list(reader)) == 37
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 def test_a_finished_pool_needs_no_garbage_collector() -> None:

@@ -197,10 +197,10 @@ class Reader(Iterator[Any]):
             self._tell_observers(number, 0, self._size(task))
             self._number, self._held = number + 1, None
             raise
-        meter = self._meter  # what `_hand_over` does, without the call
+        meter = self._meter
         meter.batches += 1
         meter.samples += samples
-        nth = self._delivered + 1
+        nth = self._delivered + 1  # what `_tell_observers` does, without the call
         for observer in self._observers:
             observer.delivering(nth, number, 0, samples, resume)
         self._delivered = nth
@@ -237,8 +237,11 @@ class Reader(Iterator[Any]):
                     self._window.remove(future)
                     self._tell_observers(future.number, future.worker, future.samples)
                     raise
-                self._meter.received_bytes += future.size_bytes
-                self._hand_over(future.number, future.worker, samples, resume)
+                meter = self._meter
+                meter.received_bytes += future.size_bytes
+                meter.batches += 1
+                meter.samples += samples
+                self._tell_observers(future.number, future.worker, samples, resume)
                 self._window.remove(future)
                 return batch
             self._window.remove(future)
@@ -255,13 +258,6 @@ class Reader(Iterator[Any]):
         for transform in self._delivery.transforms:
             outcome = transform(outcome)
         return samples, outcome, resume
-
-    def _hand_over(self, number: int, worker: int, samples: int, resume: Any) -> None:
-        """Count the batch that the user is about to get."""
-        meter = self._meter
-        meter.batches += 1
-        meter.samples += samples
-        self._tell_observers(number, worker, samples, resume)
 
     def _heed(self, remarks: list[Remark]) -> None:
         """Pass on what a worker has to say, each remark once. If a filter makes one an error, the batch comes next."""
@@ -280,24 +276,24 @@ class Reader(Iterator[Any]):
 
     def _submit_next(self) -> None:
         """Ask for the next batch, unless there is none, or no worker that could compute it."""
-        assert self._pool is not None
+        pool, delivery = self._pool, self._delivery
+        assert pool is not None
         # An interrupt would end a generator for good. What the user's sampler does may be interrupted all the same; a
         # task that it gave must not be lost by that.
-        if not self._delivery.quick_tasks:
+        if not delivery.quick_tasks:
             self._draw()
         with InterruptsHeld():
-            if self._delivery.quick_tasks:
+            if delivery.quick_tasks:
                 self._draw()
-            if self._task is None:
+            task, self._task = self._task, None
+            if task is None:
                 return
             worker = None
-            if self._delivery.in_turn:
-                while self._turn % self._pool.workers not in self._streams:
+            if delivery.in_turn:
+                while (worker := self._turn % pool.workers) not in self._streams:
                     self._turn += 1
-                worker = self._turn % self._pool.workers
                 self._turn += 1
-            task, self._task = self._task, None
-            future = self._pool.submit(task, worker)
+            future = pool.submit(task, worker)
             future.samples = self._size(task)
             future.number = self._number
             self._number += 1
@@ -313,7 +309,7 @@ class Reader(Iterator[Any]):
         candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
         if not self._pool.wait(candidates, self._delivery.timeout_s or None):
             raise _late(self._delivery.timeout_s, self._pool.describe(self._window))
-        return next(future for future in candidates if future.done())
+        return next(filter(Future.done, candidates))
 
     def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
         """Tell of the batch, or the error, that the user is about to get."""

@@ -8,8 +8,6 @@ fit in without touching it.
 import os
 import platform
 import reprlib
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -139,14 +137,6 @@ class Future:
         if self._error is not None:
             raise self._error
         return outcome
-
-
-def join_threads(name: str, limit_s: float) -> None:
-    """Wait for the threads whose names begin so, all together no longer than this, in seconds."""
-    deadline = time.monotonic() + limit_s
-    for thread in threading.enumerate():
-        if thread.name.startswith(name):
-            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def name_task(work: Work, task: Task) -> str:

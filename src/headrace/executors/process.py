@@ -1,5 +1,6 @@
 """Workers as local processes, each with a socket to the rank, and one more to pass descriptors."""
 
+import _thread
 import atexit
 import os
 import selectors
@@ -22,7 +23,7 @@ from typing import Any, cast
 import torch.multiprocessing
 from torch._utils import cpu_count
 
-from headrace.executors.base import Executor, Future, Pool, join_threads, name_task
+from headrace.executors.base import Executor, Future, Pool, name_task
 from headrace.executors.forks import Process, fork_all, forks_together
 from headrace.executors.peer import LIVENESS_S, Peer, death, described, dismiss
 from headrace.executors.serving import Server, serve
@@ -36,15 +37,15 @@ from headrace.randomness import accelerated
 from headrace.types import Task
 from headrace.work import Work
 
-_REAPER = "headrace-reaper"
-"""The name of threads that dismiss workers."""
-
 _LAST_MOMENT_S = 1.0
 """How long the end of the interpreter waits for workers, all together."""
 
 _worker_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """Those of workers that are not started yet, which other workers must not hold on to either, or nobody would see them
 die. A worker's own are taken out before it is forked."""
+
+_dismissals: set[threading.Lock] = set()
+"""For each pool whose workers are being dismissed: what is released when they have ended."""
 
 _processes: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 """The rank's workers: multiprocessing, at the exit of a process that was forked from the rank, would terminate them."""
@@ -53,6 +54,7 @@ _processes: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 def _forget_workers() -> None:
     for end in list(_worker_ends):
         end.close()
+    _dismissals.clear()
     processes_of_python._children.difference_update(_processes)  # type: ignore[attr-defined]
 
 
@@ -332,23 +334,33 @@ class _ProcessPool(Pool):
             if sys.is_finalizing():
                 dismiss(peers, lost)  # a thread begun now would never run
             elif peers:
+                ended = threading.Lock()
+                ended.acquire()
+                _dismissals.add(ended)
                 # Told to stop from there too, when this thread has gone on: ending takes the CPUs that the user's code
-                # is about to need.
-                turn = threading.Lock()
-                with turn:
-                    threading.Thread(target=_dismiss_after, args=(turn, peers, lost), name=_REAPER, daemon=True).start()
+                # is about to need. `threading` would wait for the new thread, and take locks that whatever this
+                # finalizer came in the middle of may have.
+                try:
+                    _thread.start_new_thread(_dismiss, (ended, peers, lost))
+                except RuntimeError:  # there is no thread to be had
+                    _dismiss(ended, peers, lost)
+
+
+def _dismiss(ended: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+    try:
+        dismiss(peers, lost)
+    finally:
+        _dismissals.discard(ended)
+        ended.release()
 
 
 @atexit.register
-def _let_workers_end() -> None:
-    """Give workers that are being dismissed a moment before multiprocessing, at the interpreter's end, kills them."""
-    join_threads(_REAPER, _LAST_MOMENT_S)
-
-
-def _dismiss_after(turn: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
-    with turn:  # the caller's until `start` has returned, which waits for this thread to run
-        pass
-    dismiss(peers, lost)
+def let_workers_end(limit_s: float = _LAST_MOMENT_S) -> None:
+    """Wait for workers that are being dismissed: at its end the interpreter, or multiprocessing, would kill them."""
+    deadline = time.monotonic() + limit_s
+    for ended in list(_dismissals):
+        if ended.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            ended.release()
 
 
 def _load(peer: Peer) -> tuple[bool, bool, int]:

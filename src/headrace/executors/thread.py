@@ -23,7 +23,7 @@ from typing import Any
 from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.base import Executor, Failure, Future, Pool, join_threads, locate
+from headrace.executors.base import Executor, Failure, Future, Pool, locate
 from headrace.fetch import drawing_remark
 from headrace.interrupts import InterruptsHeld
 from headrace.randomness import Generators, callers_generators_kept
@@ -457,4 +457,7 @@ def _let_all_end() -> None:
     """Give threads the time to end that would otherwise be torn away in the middle of a batch."""
     for crew in list(_crews):
         crew.close()
-    join_threads(_NAME, _EXIT_S)
+    deadline = time.monotonic() + _EXIT_S
+    for thread in threading.enumerate():
+        if thread.name.startswith(_NAME):
+            thread.join(max(0.0, deadline - time.monotonic()))
