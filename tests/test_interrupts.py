@@ -12,6 +12,7 @@ import pytest
 
 import headrace
 from headrace import DataLoader
+from headrace.interrupts import InterruptsHeld
 from interrupts import AtLine, Small, default_interrupts
 from waiting import LIMIT_S
 
@@ -107,3 +108,23 @@ class Handlers(Small):
 def test_forked_workers_have_the_handler_of_their_rank() -> None:
     (names,) = DataLoader(Handlers(LENGTH), batch_size=LENGTH, num_workers=1, multiprocessing_context="fork")
     assert set(names) == {repr(signal.getsignal(signal.SIGINT))}
+
+
+def test_a_process_forked_by_another_thread_has_the_handler_from_before() -> None:
+    codes: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if not child:
+            os._exit(signal.getsignal(signal.SIGINT) is not handler)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with default_interrupts():
+        handler = signal.getsignal(signal.SIGINT)
+        with InterruptsHeld(), InterruptsHeld():
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join(LIMIT_S)
+            assert signal.getsignal(signal.SIGINT) is not handler
+        assert signal.getsignal(signal.SIGINT) is handler
+    assert codes == [0]

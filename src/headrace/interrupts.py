@@ -12,8 +12,19 @@ _main = threading.main_thread().ident
 
 
 def _become_main() -> None:
-    global _main  # noqa: PLW0603 - the thread that forks is the child's main one
-    _main = threading.get_ident()
+    """Make the thread that forks the child's main one; blocks of the one that was are not in the child."""
+    global _main  # noqa: PLW0603 - asked for too often to be looked up anywhere
+    if _main != threading.get_ident():
+        _main = threading.get_ident()
+        _leave_blocks()
+
+
+def _leave_blocks() -> None:
+    """Give interrupts back to whom they had before the blocks that hold them."""
+    handler = signal.getsignal(signal.SIGINT)
+    while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
+        handler = owner._before
+        signal.signal(signal.SIGINT, handler)
 
 
 if hasattr(os, "register_at_fork"):
@@ -84,10 +95,7 @@ class Interruptible:
     """A worker's work: only within it a Ctrl-C raises, even if the process was forked inside of an `InterruptsHeld`."""
 
     def __enter__(self) -> None:
-        handler = signal.getsignal(signal.SIGINT)
-        while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
-            handler = owner._before
-            signal.signal(signal.SIGINT, handler)
+        _leave_blocks()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -331,25 +331,34 @@ class _ProcessPool(Pool):
             self._payload = None
             peers, self._peers = self._peers, []
             lost, self._lost = self._lost, []
-            if sys.is_finalizing():
-                dismiss(peers, lost)  # a thread begun now would never run
-            elif peers:
-                ended = threading.Lock()
-                ended.acquire()
-                _dismissals.add(ended)
-                # Told to stop from there too, when this thread has gone on: ending takes the CPUs that the user's code
-                # is about to need. `threading` would wait for the new thread, and take locks that whatever this
-                # finalizer came in the middle of may have.
-                try:
-                    _thread.start_new_thread(_dismiss, (ended, peers, lost))
-                except RuntimeError:  # there is no thread to be had
-                    _dismiss(ended, peers, lost)
+            later = not peers or _dismiss_later(peers, lost)
+        if not later:
+            dismiss(peers, lost)
 
 
-def _dismiss(ended: threading.Lock, peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+def _dismiss_later(peers: list[Peer], lost: list[BaseProcess]) -> bool:
+    """Have workers told to stop, and waited for, in the background; return whether that could be begun."""
+    if sys.is_finalizing():  # a thread begun now would never run
+        return False
+    ended = threading.Lock()
+    ended.acquire()
+    _dismissals.add(ended)
+    # They are told when this thread has gone on: ending takes the CPUs that the user's code is about to need.
+    # `threading` would wait for the new thread, and take locks that whatever a finalizer interrupted may have.
+    try:
+        _thread.start_new_thread(_dismiss, (ended, peers, lost))
+    except RuntimeError:  # there is no thread to be had
+        _dismissals.discard(ended)
+        return False
+    return True
+
+
+def _dismiss(ended: threading.Lock, peers: list[Peer], lost: list[BaseProcess]) -> None:
     try:
         dismiss(peers, lost)
     finally:
+        peers.clear()  # what they hold open is closed before anybody hears that they have ended
+        lost.clear()
         _dismissals.discard(ended)
         ended.release()
 

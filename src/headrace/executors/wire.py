@@ -263,11 +263,6 @@ def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}Q")
 
 
-@lru_cache
-def _pieces(sizes: tuple[int, ...]) -> struct.Struct:
-    return struct.Struct("".join(f"{size}s" for size in sizes))
-
-
 def frame(parts: Sequence[memoryview]) -> list[memoryview]:
     """Put the number of parts and their lengths in bytes before the parts."""
     sizes = [*map(len, parts)]
@@ -280,14 +275,17 @@ def frame(parts: Sequence[memoryview]) -> list[memoryview]:
 def _first_frame(rest: memoryview) -> tuple[list[bytearray], memoryview]:
     """Return the parts of a frame that has come as a whole, and what follows; no parts if it has not, or has none."""
     (count,) = _COUNT.unpack_from(rest) if len(rest) >= _COUNT.size else (0,)
-    start = _COUNT.size * (1 + count)
-    if not count or len(rest) < start:
+    end = _COUNT.size * (1 + count)
+    if not count or len(rest) < end:
         return [], rest
     sizes = _numbers(count).unpack_from(rest, _COUNT.size)
-    end = start + sum(sizes)
-    if len(rest) < end:
+    if len(rest) < end + sum(sizes):
         return [], rest
-    return [*map(bytearray, _pieces(sizes).unpack_from(rest, start))], rest[end:]
+    parts = []
+    for size in sizes:
+        start, end = end, end + size
+        parts.append(bytearray(rest[start:end]))
+    return parts, rest[end:]
 
 
 def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, int, None]:

@@ -126,7 +126,7 @@ class Pickler(pickle.Pickler):
 
 
 _plain: "dict[bytes, _Plain]" = {}
-"""The plain tensors that were rebuilt before, by the streams that describe them."""
+"""The first few kinds of plain tensors that were rebuilt, by the streams that describe them."""
 
 _second: type[Pickler] | None = None
 """What this process pickles with that a `Pickler` cannot."""
@@ -225,11 +225,9 @@ def decode(parts: Sequence[Buffer]) -> Any:
     if plain is not None:  # in half the time
         return _tensor(parts[1], *plain)
     value = pickle.loads(stream, buffers=parts[1:])
-    if type(value) is torch.Tensor and _is_memory(value):
+    if len(_plain) < _PLAINS and type(value) is torch.Tensor and _is_memory(value):
         plain = _Plain(value.dtype, value.shape, value.requires_grad)
         if stream == _stream_of(*plain):
-            if len(_plain) == _PLAINS:
-                _plain.clear()
             _plain[stream] = plain
     return value
 
