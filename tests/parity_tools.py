@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.utils.data
 
@@ -130,9 +131,11 @@ def observe(make: Make, use: Use, loader_class: type[torch.utils.data.DataLoader
     }
     loader._iterator = None
     if loader_class is LOADERS[0]:
-        # A worker of torch's that is told to end while it shares a tensor leaves the file behind.
+        # A worker of torch's that is told to end while it shares a tensor leaves the file behind. Those of workers that
+        # live belong to others who test here, too.
         for file in set(SHARED.glob("torch_*")) - shared_before:
-            file.unlink(missing_ok=True)
+            if not psutil.pid_exists(int(file.name.split("_")[1])):
+                file.unlink(missing_ok=True)
     return seen
 
 

@@ -1,6 +1,7 @@
 """How batches come through Ray: several at a time, in pieces or by its store, and what is copied stays."""
 
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from executors.contract_datasets import Squares
 from headrace import RayExecutor
 from headrace.executors import ray_events
 from headrace.executors.ray_peer import Asked, RayPeer
+from headrace.memory.slots import Shelf
 from rays import PLANES, STORE, a_loader, undisturbed
+from waiting import LIMIT_S, wait_until
 
 planes = pytest.mark.parametrize("executor", PLANES.values(), ids=PLANES.keys())
 
@@ -140,3 +143,24 @@ def test_small_batches_in_pieces_that_are_not_found_are_computed_again(monkeypat
     assert len(asked) > 2
     assert max(asked) <= 3
     ray.kill(nowhere)
+
+
+def test_a_pool_that_closes_waits_for_what_is_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the thread may let go of its references after `ray.shutdown()`, and Ray ends the process for that."""
+    begun, done = threading.Event(), threading.Event()
+
+    def copied(*_: Any) -> list[memoryview]:
+        begun.set()
+        wait_until(lambda: not copier._jobs.empty())  # the word to end
+        done.set()
+        return []
+
+    monkeypatch.setattr(ray_events, "_copied", copied)
+    bell = ray_events.Bell()
+    copier = ray_events.Copier(None, bell, Shelf(1))
+    copier.copy(None, [], None)  # type: ignore[arg-type]
+    assert begun.wait(LIMIT_S)
+    copier.close()
+    assert done.is_set()
+    assert not copier._thread.is_alive()
+    bell.close()

@@ -18,6 +18,9 @@ from headrace.memory.slots import Shelf
 _THERE_S = 1.0
 """How long what has come may take to be found: where it was too large after all, it may be lost with its host."""
 
+_MOMENT_S = 1.0
+"""How long a pool that closes waits for what is being copied."""
+
 
 class Event(NamedTuple):
     """What has happened.
@@ -89,15 +92,14 @@ class Copier:
     def __init__(self, ray: Any, bell: Bell, shelf: Shelf) -> None:
         self._ray = ray
         self._jobs: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
-        self._start: threading.Thread | None = threading.Thread(
+        self._thread = threading.Thread(
             target=_copy, args=(ray, self._jobs, bell, shelf), name="headrace-ray-copy", daemon=True
         )
 
     def copy(self, answers: Answers, calls: Sequence[Any], what: Any) -> None:
         """Copy slots, or the pieces of them that have come along; and let go of the references to all of it."""
-        if self._start is not None:
-            self._start.start()
-            self._start = None
+        if self._thread.ident is None:
+            self._thread.start()
         self._jobs.put((answers, calls, what))
 
     def found(self, calls: Sequence[Any]) -> Sequence[Any]:
@@ -105,8 +107,13 @@ class Copier:
         return _found(self._ray, calls)
 
     def close(self) -> None:
-        """Let the thread end when it has done what it is at."""
+        """Wait for a moment until the thread has done what it is at: coming to Ray too late ends the process."""
+        with suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
         self._jobs.put(None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_MOMENT_S)
 
 
 def _copy(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any, Any] | None]", bell: Bell, shelf: Shelf) -> None:
