@@ -163,7 +163,7 @@ INTERRUPTED = """
                 break
         _, status = os.waitpid(copy, 0)
         text = last_words.decode()
-        errors = text.count("Traceback") - text.count("During handling of the above exception")  # parts of another's
+        errors = text.count("Traceback") - text.count("During handling of the above exception")  # which are one
         print(os.waitstatus_to_exitcode(status), presses, errors, repr(text)[-3000:], flush=True)
         os.close(words), os.close(tell)
     else:

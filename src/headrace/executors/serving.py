@@ -116,13 +116,12 @@ def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Ord
     arrival = select.poll()  # who waits in recv is woken each time that the rank reads, too, at the rank's cost
     arrival.register(end, select.POLLIN)
     while True:
-        if not arrival.poll(LIVENESS_S * 1000):
-            if rank_lives():
-                continue
+        if arrival.poll(LIVENESS_S * 1000):
+            count = end.recv_into(wanted)
+            if not count:
+                return
+            wanted = frames.send(count)
+            while received:
+                yield received.popleft()
+        elif not rank_lives():
             return
-        count = end.recv_into(wanted)
-        if not count:
-            return
-        wanted = frames.send(count)
-        while received:
-            yield received.popleft()
