@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -354,12 +355,42 @@ class Noise(IterableDataset[float]):
 
 def test_streams_are_split_only_on_demand(group_of: Any) -> None:
     group_of(1, 4)
-    with pytest.warns(UserWarning, match="every rank reads the whole of an IterableDataset"):
+    with pytest.warns(UserWarning, match="distributed=False to say so.* reads the whole of it: pass distributed=True"):
         assert [number for (number,) in DataLoader(Numbers())] == list(range(11))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(list(DataLoader(Numbers(), distributed=False))) == 11
+    with pytest.warns(UserWarning, match="RANK=1 and WORLD_SIZE=4") as caught:
         assert [number.item() for number in DataLoader(Numbers(), distributed=True, tail="exact")] == [1, 5, 9]
+    assert len(caught) == 1
+
+
+def test_an_environment_without_a_group_is_told_of_once(group_of: Any) -> None:
+    """A child of a rank inherits the variables, and would read a share of the data without a word."""
+    group_of(0, 4)
+    loader = DataLoader(FakeDataset(8))
+    said = r"RANK=0 and WORLD_SIZE=4 are set and no process group .* share 0 of 4 .* distributed=False"
+    with pytest.warns(UserWarning, match=said) as caught:
+        assert indices(loader) == indices(loader) == [[0], [4]]
+    assert [str(one.message).partition(" ")[0] for one in caught] == ["RANK=0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(DataLoader(FakeDataset(8), distributed=False))) == 8
+        assert len(list(DataLoader(FakeDataset(8), distributed=World(0, 4)))) == 2
+        assert len(list(DataLoader(FakeDataset(8), sampler=[3, 1]))) == 2, "which nobody splits"
+        group_of(0, 1)
+        assert len(list(DataLoader(FakeDataset(8)))) == 8
+
+
+def test_a_group_is_believed_whatever_the_environment_says(group_of: Any) -> None:
+    group_of(0, 4)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(list(DataLoader(FakeDataset(8)))) == 8
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,12 @@ class Deferred(Dataset[Any]):
                         home.building = False
         return home.dataset
 
+    @property
+    def built_here(self) -> Any:
+        """The dataset, if this process has built it; else None."""
+        home = self._homes.get(os.getpid())
+        return None if home is None else home.dataset
+
     def _build(self) -> Any:
         outer, before = here.drawing, Generators()
         try:

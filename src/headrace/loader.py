@@ -9,7 +9,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, Dataset, IterDataPipe, MapDataPipe, Sampler, default_collate
 
-from headrace import agreement, gather, options, sampling
+from headrace import agreement, gather, options, sampling, world
 from headrace.delivery import accelerate
 from headrace.delivery.pin import pinning
 from headrace.delivery.reader import Delivery, Observer, PromisedLength, Reader
@@ -21,7 +21,7 @@ from headrace.schedule import Schedule, draw_base_seed
 from headrace.share import StreamShare
 from headrace.telemetry.stats import Meter, Stats
 from headrace.types import IndexTask, OnError, Tail, Task, World
-from headrace.work import Work, has_state, is_iterable
+from headrace.work import Work, is_iterable
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -88,6 +88,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
     """
 
     _iterator: Any  # persistent workers: torch's name for what keeps them; assigning None lets them go
+    _told_environment = False
 
     def __init__(
         self,
@@ -204,6 +205,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         in a batch, another `tail` or executor. Elsewhere, and with `in_order=False`, it belongs to this rank: then
         `rank_local` holds what is needed, and other circumstances are refused when iteration begins.
         """
+        if self._schedule.mode == "stream" and self._schedule.latest is None:
+            self._stream_pass(options.executor_of(self.executor, self.num_workers))  # which knows what to ask
         return self._schedule.state().as_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -222,17 +225,6 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         """
         state = State.read(state_dict)
         self._schedule.load(state)
-        if (
-            state.mode == "stream"
-            and state.samples
-            and not self._schedule.keys_stream()
-            and not has_state(self.dataset)
-        ):
-            warnings.warn(
-                "the state of an iterable dataset brings back its place by reading it again: if its order comes from "
-                "the global random generators, samples may be lost or doubled. With seed= it is exact.",
-                stacklevel=2,
-            )
         if state.mode in ("parity", "sampler") and state.samples:
             warnings.warn(
                 "the state of a loader without a plan brings back the order, but not the random numbers that the "
@@ -283,7 +275,12 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
     def __iter__(self) -> Any:
         if isinstance(self.dataset, IterDataPipe | MapDataPipe):
-            return super().__iter__()  # deprecated in torch, and tied to its own iterators
+            return super().__iter__()
+        return self._get_iterator()  # which subclasses override, to wrap what it returns
+
+    def _get_iterator(self) -> Any:
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            return super()._get_iterator()  # deprecated in torch, and tied to its own iterators
         executor = options.executor_of(self.executor, self.num_workers)
         if executor.prefetches:
             if self.prefetch_factor is not None and self.prefetch_factor <= 0:
@@ -291,6 +288,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         elif self.timeout and not self.num_workers:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         persistent = self.persistent_workers and executor.prefetches
+        options.warn_of_environment(self)
         if self._schedule.planned():
             return self._read_plan(executor, persistent)
         return (self._read_stream if self._iterable else self._read_sampler)(executor, persistent)
@@ -347,7 +345,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         """Begin a pass over what an iterable dataset yields: by torch's rules, step for step."""
         if self._schedule.keys_stream():
             self._schedule.begin()
-        reading = StreamPass(self._schedule, self.num_workers if executor.prefetches else 0, self._index_sampler)
+        reading = self._stream_pass(executor)
         observers: list[Observer] = [reading]
         promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
         if promised is not None:
@@ -373,6 +371,14 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             return reader
         ahead.reader = reader
         return ahead
+
+    def _stream_pass(self, executor: Executor) -> StreamPass:
+        """Begin to count a pass over what an iterable dataset yields."""
+        persistent = self.persistent_workers and executor.prefetches
+        kept = isinstance(self._iterator, Reader) and not self._iterator.broken
+        before = self._schedule.latest if persistent and kept else None
+        workers = self.num_workers if executor.prefetches else 0
+        return StreamPass(self._schedule, workers, self._index_sampler, persistent, before)
 
     def _reader(
         self,
@@ -423,13 +429,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
     def _stream_work(self, reading: StreamPass) -> dict[str, Any]:
         """Return what work on streams has beside the dataset: the split, and the seeds."""
         words = self._schedule.stream_words()
+        options.warn_of_split(self)
         if words is None:
-            if self.distributed is None and self._schedule.world().size > 1:
-                warnings.warn(
-                    "every rank reads the whole of an IterableDataset, since only its author knows how to split it. "
-                    "Pass distributed=True to deal its samples to the ranks, or distributed=False if it splits itself.",
-                    stacklevel=4,
-                )
             if reading.base_seed is None:
                 reading.base_seed = draw_base_seed(self.generator)
             return {"base_seed": reading.base_seed}
@@ -448,6 +449,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             stacks=self.collate_fn is default_collate,
             drop_last=self.drop_last,
             worker_init_fn=self.worker_init_fn,
+            environment=world.environment(),
             **particulars,
         )
         pool = executor.start(work, self.num_workers, self.multiprocessing_context)
@@ -462,7 +464,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         return Delivery(
             ahead=self.num_workers * (self.prefetch_factor or 2) if executor.prefetches else 0,
             in_order=self.in_order,
-            in_turn=self._iterable or (self.in_order and not planned and not executor.by_number),
+            in_turn=self.in_order and not planned and (self._iterable or not executor.by_number),
+            streams=self._iterable,
             quick_tasks=not self._user_order,
             timeout_s=self.timeout,
             transforms=tuple(one for one in transforms if one is not None),

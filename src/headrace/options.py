@@ -6,10 +6,12 @@ from typing import Any
 
 from torch.utils.data import MapDataPipe
 
+from headrace import world
 from headrace.errors import bad_value, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.plan import Order
 from headrace.plan.plan import MAX_SEED
+from headrace.share import own_splitter
 from headrace.types import ON_ERROR, TAILS, World
 from headrace.work import is_iterable
 
@@ -111,4 +113,47 @@ def warn_ignored(loader: Any) -> None:
             f"{', '.join(ignored)} is ignored: the sampler or batch_sampler that was passed decides alone. "
             "Leave it out to let headrace split the epoch.",
             stacklevel=3,
+        )
+
+
+def warn_of_split(loader: Any) -> None:
+    """Warn where the ranks read an iterable dataset as its author may not have meant; asked when iteration begins.
+
+    What splits itself is left alone; where nobody knows, the warning says what each kind of dataset needs.
+    """
+    if loader.distributed not in (None, True) or loader._schedule.world().size == 1:
+        return
+    splitter = own_splitter(loader.dataset)
+    if splitter and loader.distributed:
+        warnings.warn(
+            f"distributed=True deals the samples of a dataset to the ranks that {splitter} has split over them "
+            "already: most of them are never read. Leave distributed= out.",
+            stacklevel=6,
+        )
+    elif not splitter and loader.distributed is None:
+        warnings.warn(
+            "an IterableDataset is read as it is on every rank. If it splits itself over the ranks, as a WebDataset "
+            "with nodesplitter=split_by_node does, it needs nothing: pass distributed=False to say so. If it does not, "
+            "every rank reads the whole of it: pass distributed=True to deal its samples to the ranks. What splits "
+            "itself must not be dealt as well, or most of it is never read.",
+            stacklevel=6,
+        )
+
+
+def warn_of_environment(loader: Any) -> None:
+    """Warn, once, where environment variables alone say that this process reads a share; asked when iteration begins.
+
+    A process that a rank starts inherits them.
+    """
+    schedule = loader._schedule
+    if loader._told_environment or not (schedule.planned() or schedule.splits_stream()):
+        return
+    if world.of_environment(loader.distributed) and schedule.world().size > 1:
+        loader._told_environment = True
+        rank, size = schedule.world().rank, schedule.world().size
+        warnings.warn(
+            f"RANK={rank} and WORLD_SIZE={size} are set and no process group is initialised, so this process reads "
+            f"share {rank} of {size} of every epoch, as a rank does. If it is no rank, but was started by one and "
+            "inherited them, pass distributed=False to read everything.",
+            stacklevel=5,
         )

@@ -1,4 +1,4 @@
-"""Dealing an iterable dataset's samples to the ranks."""
+"""Dealing an iterable dataset's samples to the ranks, unless it splits itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,7 +39,11 @@ class _Dealt:
         return self
 
     def __next__(self) -> Any:
-        for sample in self._stream:
+        while True:
+            try:  # no loop, which would ask the stream for its iterator anew: some begin at the beginning then
+                sample = next(self._stream)
+            except StopIteration:
+                break
             place = self._read % self._size
             if self._read in (0, self._rank):
                 self._first = sample
@@ -55,3 +59,20 @@ class _Dealt:
         if self._tail == "pad" and unfinished:
             return self._mine if unfinished > self._rank else self._first
         raise StopIteration
+
+
+_WEBDATASETS_SPLITTERS = ("split_by_node", "single_node_only", "ResampledShardList", "ResampledShards")
+"""Stages of a WebDataset pipeline that decide what a rank reads; the second refuses several ranks."""
+
+
+def own_splitter(dataset: Any) -> str:
+    """Return what splits an iterable dataset over the ranks by itself, by name; "" where nothing is known to."""
+    package = type(dataset).__module__.partition(".")[0]
+    if package == "datasets" and getattr(dataset, "_distributed", None) is not None:
+        return "datasets.distributed.split_dataset_by_node"
+    stages = getattr(dataset, "pipeline", ()) if package == "webdataset" else ()
+    for stage in stages:
+        name = getattr(getattr(stage, "func", stage), "__name__", type(stage).__name__)
+        if name in _WEBDATASETS_SPLITTERS:
+            return f"webdataset.{name}"
+    return ""

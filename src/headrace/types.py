@@ -73,18 +73,33 @@ class StreamTask(NamedTuple):
     index: Any
 
 
+class StreamPlace(NamedTuple):
+    """What a worker's copy of an iterable dataset keeps of its place, or lets be recognised of it.
+
+    Attributes:
+        of_dataset: The dataset's own state; None if it keeps none, or is its own iterator.
+        of_iterator: Its iterator's own state; None if it keeps none.
+        checksum: Of all batches of the pass up to there, where there is no state; None if it was not computed.
+    """
+
+    of_dataset: Any = None
+    of_iterator: Any = None
+    checksum: int | None = None
+
+
 class StreamStart(NamedTuple):
     """Where a worker's pass over its copy of an iterable dataset begins.
 
     Attributes:
         batches: How many of its batches were delivered before.
         read: How many samples they had.
-        state: What to give the dataset's `load_state_dict`; None to read those batches again.
+        place: What the dataset's `load_state_dict` gets, and its iterator's. Without a state those batches are read
+            again, and compared with the checksum. A state before the first batch is that between two passes.
     """
 
     batches: int = 0
     read: int = 0
-    state: Any = None
+    place: StreamPlace = StreamPlace()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """What a worker does: fetch, collate, seed; one picklable description, the same for every executor."""
 
-import copy
+import os
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,16 +29,8 @@ from headrace.randomness import (
     seed_worker,
 )
 from headrace.share import StreamShare
+from headrace.streaming import READ_OTHERWISE, Stream, StreamEnd
 from headrace.types import IndexTask, Indices, PlanTask, Positions, Remark, Rows, StreamStart, StreamTask, Task
-
-
-class StreamEnd(Enum):
-    """What a task on an iterable dataset yields when the worker's copy is at its end; one object per process."""
-
-    STREAM_END = auto()
-
-
-STREAM_END = StreamEnd.STREAM_END
 
 _WORTH_IT = 256
 """Up to how many samples of all workers' batches together a worker evaluates the others' steps along with its own."""
@@ -50,20 +40,6 @@ _SEEDED_AHEAD = 256
 
 _PLACES = range(2**62)
 """What numbers the samples of a batch that has no positions."""
-
-
-class Portion(NamedTuple):
-    """A batch of an iterable dataset, and what only its worker knows.
-
-    Attributes:
-        samples: How many it holds.
-        batch: The batch.
-        resume: The dataset's own state after it; None if it keeps none.
-    """
-
-    samples: int
-    batch: Any
-    resume: Any = None
 
 
 @dataclass
@@ -127,6 +103,7 @@ class Work:
         by_number: Whether what a sampler draws is keyed by which of the pool's tasks it is, so that any worker may
             compute it; otherwise it is seeded as torch does, and hangs on the worker.
         replaces: Whether another sample takes the place of one that cannot be fetched; only with a plan.
+        environment: Environment variables of the rank's that a worker process takes over; None for those to remove.
     """
 
     dataset: Any
@@ -146,6 +123,7 @@ class Work:
     in_threads: bool = False
     by_number: bool = False
     replaces: bool = False
+    environment: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def keyed(self) -> bool:
@@ -159,6 +137,8 @@ class Work:
 
     def start_worker(self, worker_id: int, workers: int, threads: int = 1) -> "Worker":
         """Set this process up as a worker, as torch does: threads, seeds, worker info, the user's hook."""
+        for name, value in self.environment.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         torch.set_num_threads(threads)
         seed_worker(self.base_seed, worker_id)
         torch_worker._worker_info = self.info(worker_id, workers)
@@ -200,11 +180,7 @@ class Worker:
     workers: int = 1
     remarks: list[Remark] = field(init=False, default_factory=list)
     _stream: int = field(init=False, default=-1)
-    _samples: Iterator[Any] = field(init=False, default_factory=lambda: iter(()))
-    _stream_key: int = field(init=False, default=0)
-    _read: int = field(init=False, default=0)
-    _again: int = field(init=False, default=0)
-    _stateful: Any = field(init=False, default=None)
+    _reading: Stream | None = field(init=False, default=None)
     _stream_generators: Generators | None = field(init=False, default=None)
     _span: _Span | None = field(init=False, default=None)
 
@@ -229,7 +205,7 @@ class Worker:
         self._prepared = True
 
     def run(self, task: Task, number: int | None = None, seeded: bool = True) -> Any:
-        """Return the batch of a task, or `STREAM_END`; what the user's code raises gets a note and passes through.
+        """Return the batch of a task, or a `StreamEnd`; what the user's code raises gets a note and passes through.
 
         Args:
             task: What to compute.
@@ -295,8 +271,7 @@ class Worker:
 
     def end_stream(self) -> StreamEnd:
         """Yield nothing more in this pass."""
-        self._samples = iter(())
-        return STREAM_END
+        return StreamEnd() if self._reading is None else self._reading.end()
 
     @contextmanager
     def _generators_apart(self, stream: bool) -> Iterator[None]:
@@ -368,25 +343,18 @@ class Worker:
     def _streamed(self, task: StreamTask, seeded: bool) -> Any:
         if task.stream != self._stream:
             self._open(task.stream, task.epoch, seeded)
-        wanted = len(task.index) if self.work.batched else 1
-        while self._again:
-            self._again -= 1
+        reading, work = self._reading, self.work
+        if reading is None:  # it could not begin
+            return StreamEnd()
+        merge = work.collate_fn if work.batched else lambda data: work.collate_fn(data[0])
+        wanted = len(task.index) if work.batched else 1
+        while reading.again:
+            reading.again -= 1
             with suppress(Exception):  # which was raised in the rank the first time
-                self._next_portion(wanted)
-        return self._next_portion(wanted)
-
-    def _next_portion(self, wanted: int) -> Portion | StreamEnd:
-        keys = Keys(self._stream_key, self.worker_id, [self._read])
-        here.drawing = Drawing(keys, COLLATION)
-        before, self._read = self._read, self._read + wanted  # so many does the rank count where this raises
-        data = list(islice(self._samples, wanted))
-        if len(data) < wanted:
-            ended = self.end_stream()  # an iterator that has ended is not asked again
-            if not data or self.work.drop_last:
-                return ended
-        batch = self.work.collate_fn(data if self.work.batched else data[0])
-        self._read = before + len(data)
-        return Portion(len(data), batch, None if self._stateful is None else copy.deepcopy(self._stateful.state_dict()))
+                reading.next(wanted, work.drop_last, merge)
+        if reading.comes_out_otherwise():
+            self.remarks.append(READ_OTHERWISE)
+        return reading.next(wanted, work.drop_last, merge)
 
     def _open(self, stream: int, epoch: int, seeded: bool) -> None:
         before, self._stream = self._stream, stream
@@ -397,34 +365,18 @@ class Worker:
             raise
 
     def _begin_stream(self, epoch: int, seeded: bool) -> None:
-        stream = self._stream
-        self._samples = iter(())
-        self._read = self._again = 0
-        dataset, words = self._dataset, self.work.stream_words
-        under = key("stream", self.work.base_seed, stream) if words is None else key("stream", *words, epoch)
-        self._stream_key = under.low
+        stream, work = self._stream, self.work
+        self._reading = None
+        dataset, words = self._dataset, work.stream_words
+        under = key("stream", work.base_seed, stream) if words is None else key("stream", *words, epoch)
         if words is not None:
             if seeded:
                 seed_from_words(generator_seeds_at(under, self.worker_id))
             if callable(getattr(dataset, "set_epoch", None)):
                 dataset.set_epoch(epoch)
-        # Dealt streams are read again: what lies between a rank's samples is in no state.
-        keeps_state = self.work.share is None and has_state(dataset)
-        self._stateful = dataset if keeps_state else None
-        resumes = self.work.starts and stream == self.work.starts_stream
-        start = self.work.starts[self.worker_id] if resumes else StreamStart()
-        if start.state is None:
-            self._again = start.batches
-        elif keeps_state:
-            dataset.load_state_dict(start.state)
-            self._read = start.read
-        samples = iter(dataset)
-        self._samples = samples if self.work.share is None else self.work.share.of(samples)
-
-
-def has_state(one: Any) -> bool:
-    """Tell whether an object keeps a state of its own, under the names that torch uses."""
-    return callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))
+        resumes = work.starts and stream == work.starts_stream
+        start = work.starts[self.worker_id] if resumes else StreamStart()
+        self._reading = Stream(dataset, work.share, (under.low, self.worker_id), start)
 
 
 def is_iterable(dataset: Any) -> bool:

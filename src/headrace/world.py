@@ -10,6 +10,8 @@ from headrace.types import World
 _ALONE = World()
 """A world of one rank."""
 
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
 
 def resolve(distributed: bool | World | None) -> World:
     """Return this process's world as it is now; call it at iteration, not at construction.
@@ -41,3 +43,19 @@ def resolve(distributed: bool | World | None) -> World:
             "numbers with 0 <= RANK < WORLD_SIZE",
             "Start the script with torchrun, or pass distributed=World(rank, size), or unset both.",
         )
+
+
+def of_environment(distributed: bool | World | None) -> bool:
+    """Tell whether `resolve` looks at the environment, since there is nothing better."""
+    return distributed in (None, True) and not (dist.is_available() and dist.is_initialized())
+
+
+def environment() -> dict[str, str | None]:
+    """Return the variables by which libraries find a rank's share, for workers; None for those that are not to be set.
+
+    Workers on other hosts have neither the rank's environment nor its process group, and may have another's.
+    """
+    found = {name: os.environ.get(name) for name in _VARIABLES}
+    if dist.is_available() and dist.is_initialized():
+        found |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    return found

@@ -7,9 +7,9 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from headrace import DataLoader, DeliveryTimeout
+from headrace.streaming import StreamEnd
 from headrace.testing import FakeDataset, ManualExecutor, ManualPool
 from headrace.types import PlanTask
-from headrace.work import STREAM_END
 
 
 def begin(length: int = 12, **options: Any) -> tuple[Any, ManualPool]:
@@ -106,7 +106,7 @@ def test_streams_go_round_the_workers_that_are_left() -> None:
     pool = executor.pools[0]
     assert [future.worker for _, future in pool.submitted] == [0, 1, 2]
     pool.complete(0)
-    pool.complete(1, STREAM_END)
+    pool.complete(1, StreamEnd())
     pool.complete(2)
     assert [next(reader), next(reader)] == [0, 0]
     assert [future.worker for _, future in pool.submitted] == [0, 1, 2, 0, 2, 0]

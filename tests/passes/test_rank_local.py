@@ -4,6 +4,7 @@ import json
 import random
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ LENGTH = 23
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the state of a loader without a plan"),
-    pytest.mark.filterwarnings("ignore:the state of an iterable dataset"),
+    pytest.mark.filterwarnings("error:the iterable dataset was read again"),
 ]
 
 
@@ -209,13 +210,6 @@ def test_augmentation_is_not_promised_there_and_a_warning_says_what_would() -> N
         sampled("torch's", False).load_state_dict(loader.state_dict())
 
 
-def test_a_stream_without_a_seed_is_warned_of() -> None:
-    loader = DataLoader(Stream(), batch_size=4)
-    next(iter(loader))
-    with pytest.warns(UserWarning, match="iterable dataset.*global random generators.*seed="):
-        DataLoader(Stream(), batch_size=4).load_state_dict(loader.state_dict())
-
-
 # Streams.
 
 
@@ -302,6 +296,65 @@ def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_taken() -> No
     next(reader)
     with pytest.raises(TypeError, match=r"Odd\.state_dict\(\) returned what torch\.load\(weights_only=True\)"):
         loader.state_dict()
+
+
+class Restless(IterableDataset[int]):
+    """Shuffles as no seed of the loader's can decide; each pass another way."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.items))
+        random.SystemRandom().shuffle(order)
+        return iter(order)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"seed": 3, "distributed": World(0, 2)}], ids=str)
+def test_what_is_read_again_is_compared_with_what_was_delivered(options: dict[str, Any], workers: int) -> None:
+    options = options | {"batch_size": 8, "num_workers": workers}
+    loader = DataLoader(Restless(100), **options)
+    reader = iter(loader)
+    for _ in range(3):
+        next(reader)
+    other = DataLoader(Restless(100), **options)
+    other.load_state_dict(loader.state_dict())
+    reader = iter(other)
+    with pytest.warns(UserWarning, match="read again .* yielded other data .* twice or never.* state_dict") as caught:
+        list(islice(reader, max(1, workers)))
+    assert len(caught) == max(1, workers), "one for each copy that was read again"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(reader)
+    assert other.state_dict()["samples"] == 8 * (4 + max(1, workers))
+
+
+def test_a_stream_that_is_shorter_when_it_is_read_again_is_told_of() -> None:
+    loader = DataLoader(Restless(100), batch_size=8, seed=1)
+    reader = iter(loader)
+    for _ in range(9):
+        next(reader)
+    other = DataLoader(Restless(50), batch_size=8, seed=1)
+    other.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="read again .* other data"):
+        assert list(other) == []
+
+
+def test_a_state_of_an_older_release_is_read() -> None:
+    """Its workers have batches, samples and the dataset's own state."""
+    for kind, width in ((Stream, 5), (Keeping, 1)):
+        for workers in (0, 2):
+            options = {"batch_size": 4, "num_workers": workers, "seed": 3}
+            loader, other = DataLoader(kind(), **options), DataLoader(kind(), **options)
+            reader = iter(loader)
+            for _ in range(3):
+                next(reader)
+            state = loader.state_dict()
+            local = json.loads(state["rank_local"])
+            local["starts"] = [start[:3] for start in local["starts"]]
+            other.load_state_dict(state | {"rank_local": json.dumps(local)})
+            assert columns(other, width) == columns(reader, width)
 
 
 def test_a_dealt_stream_goes_on_where_it_was() -> None:

@@ -1,20 +1,21 @@
 """Readers: the iterators a loader hands out. A bounded window of futures; taking from its left is the ordering."""
 
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
 from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
 from headrace.interrupts import InterruptsHeld
+from headrace.streaming import Portion, StreamEnd
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
-from headrace.work import STREAM_END, Portion, Worker
+from headrace.work import Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
@@ -28,6 +29,7 @@ class Delivery:
             0 for inline work.
         in_order: Whether batches come in the order of their tasks, or as they are done.
         in_turn: Whether tasks go round the workers strictly, as torch deals them, or to the least loaded.
+        streams: Whether each worker reads a copy of its own, so that a task is for whoever has some of it left.
         quick_tasks: Whether tasks come from our own code, at once, rather than from a sampler of the user's.
         timeout_s: How long a batch may take, in seconds; 0 for ever.
         transforms: What turns a worker's batch into the user's, applied in this order.
@@ -36,6 +38,7 @@ class Delivery:
     ahead: int = 0
     in_order: bool = True
     in_turn: bool = False
+    streams: bool = False
     quick_tasks: bool = True
     timeout_s: float = 0
     transforms: tuple[Callable[[Any], Any], ...] = ()
@@ -52,8 +55,11 @@ class Observer:
             number: Which of the pass's tasks it was, from 0.
             worker: Who computed it.
             samples: How many it holds.
-            resume: The state of an iterable dataset after it; None if it keeps none.
+            resume: The place after it in a worker's copy of an iterable dataset; None elsewhere, and after an error.
         """
+
+    def exhausted(self, worker: int, of_dataset: Any) -> None:
+        """A worker's copy of an iterable dataset is at its end, with this state of its own, if it keeps one."""
 
     def ended(self, finished: bool) -> None:
         """The pass is over: everything was delivered, or the reader was dropped before."""
@@ -176,8 +182,10 @@ class Reader(Iterator[Any]):
                             self._number += 1
                             self._heed(direct.remarks)
                         raise
-                    if outcome is not STREAM_END:
+                    if type(outcome) is not StreamEnd:
                         self._held = held = task, outcome
+                    else:
+                        self._tell_end(0, outcome)
                     break
             except KeyboardInterrupt:
                 if self._again is not None:  # it may have ended the iterator of tasks, or a task's computation
@@ -218,7 +226,7 @@ class Reader(Iterator[Any]):
             future = self._next_done()
             try:
                 outcome = future.result()
-                if outcome is not STREAM_END:
+                if type(outcome) is not StreamEnd:
                     samples, batch, resume = self._transformed(outcome, future.samples)
             except BaseException as error:
                 if future.raised(error):
@@ -230,7 +238,7 @@ class Reader(Iterator[Any]):
                 raise
             if future.remarks:
                 self._heed(future.remarks)
-            if outcome is not STREAM_END:
+            if type(outcome) is not StreamEnd:
                 try:
                     self._submit_next()
                 except Exception:  # the user's sampler raised: with torch, too, its error takes this batch's place
@@ -247,6 +255,7 @@ class Reader(Iterator[Any]):
             self._window.remove(future)
             if future.worker in self._streams:
                 self._streams.remove(future.worker)
+                self._tell_end(future.worker, outcome)
                 self._submit_next()
         raise StopIteration
 
@@ -293,11 +302,22 @@ class Reader(Iterator[Any]):
                 while (worker := self._turn % pool.workers) not in self._streams:
                     self._turn += 1
                 self._turn += 1
+            elif delivery.streams:
+                worker = self._least_loaded()
             future = pool.submit(task, worker)
+            future.worker = future.worker if worker is None else worker
             future.samples = self._size(task)
             future.number = self._number
             self._number += 1
             self._window.append(future)
+
+    def _least_loaded(self) -> int:
+        """Return the worker that has least to do of those whose streams have not ended; of several the next in turn."""
+        owing = Counter(future.worker for future in self._window if not future.done())
+        first, workers = self._turn, cast(Pool, self._pool).workers
+        worker = min(self._streams, key=lambda one: (owing[one], (one - first) % workers))
+        self._turn = worker + 1
+        return worker
 
     def _draw(self) -> None:
         if self._task is None and self._streams:
@@ -317,6 +337,10 @@ class Reader(Iterator[Any]):
         for observer in self._observers:
             observer.delivering(nth, number, worker, samples, resume)
         self._delivered = nth
+
+    def _tell_end(self, worker: int, end: StreamEnd) -> None:
+        for observer in self._observers:
+            observer.exhausted(worker, end.of_dataset)
 
     def _end(self, finished: bool) -> None:
         observers, self._observers = self._observers, ()

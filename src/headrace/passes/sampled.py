@@ -13,8 +13,8 @@ from headrace.passes.base import Pass, packed, unpacked
 from headrace.plan.state import State, mismatch
 from headrace.randomness import Generators, callers_generators_kept
 from headrace.schedule import Schedule
+from headrace.streaming import has_state
 from headrace.types import Task
-from headrace.work import has_state
 
 
 class SamplerPass(Pass):
