@@ -96,12 +96,12 @@ def _run(
     os._exit(code)
 
 
-def run_ranks(script: Path, size: int, folder: Path, *arguments: str) -> list[Any]:
+def run_ranks(script: Path, size: int, folder: Path, *arguments: str, **environment: str) -> list[Any]:
     """Run a script on `size` ranks and return each rank's report, by rank.
 
     The script gets the folder as its first argument, and calls `report(folder, rank, value)`.
     """
-    Ranks(script, size, folder, str(folder), *arguments).finish()
+    Ranks(script, size, folder, str(folder), *arguments, **environment).finish()
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(size)]
 
 

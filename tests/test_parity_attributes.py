@@ -5,10 +5,12 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import random
 from collections import UserDict
 from multiprocessing import connection
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -277,3 +279,37 @@ def test_data_pipes(workers, persistent, use):
             ),
             lambda loader: attempt(lambda: use(loader)),  # they refuse to be read twice at once
         )
+
+
+class Wrapped:
+    """What some libraries put around a loader's iterator, in `_get_iterator`."""
+
+    def __init__(self, iterator):
+        self.iterator = iterator
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return ("wrapped", str(next(self.iterator)))
+
+    def _reset(self, loader, first_iter=False):
+        self.iterator._reset(loader, first_iter)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("dataset", [data.Plain(), data.Stream()], ids=["map", "stream"])
+def test_an_overridden_get_iterator_is_heeded(dataset, options):
+    def outcome(base):
+        class Loader(base):
+            def _get_iterator(self):
+                return Wrapped(super()._get_iterator())
+
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        loader = Loader(dataset, batch_size=2, **options)
+        epochs = [list(loader) for _ in range(2)]
+        kept = loader._iterator is not None
+        loader._iterator = None
+        return epochs, kept, list(loader)
+
+    assert outcome(headrace.DataLoader) == outcome(torch.utils.data.DataLoader)

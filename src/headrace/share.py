@@ -61,7 +61,7 @@ class _Dealt:
         raise StopIteration
 
 
-_WEBDATASETS_SPLITTERS = ("split_by_node", "single_node_only", "ResampledShardList", "ResampledShards")
+_WEBDATASETS_SPLITTERS = ("split_by_node", "single_node_only", "ResampledShards")
 """Stages of a WebDataset pipeline that decide what a rank reads; the second refuses several ranks."""
 
 

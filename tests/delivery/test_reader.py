@@ -112,6 +112,23 @@ def test_streams_go_round_the_workers_that_are_left() -> None:
     assert [future.worker for _, future in pool.submitted] == [0, 1, 2, 0, 2, 0]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+def test_streams_in_any_order_are_asked_of_whoever_has_least_to_do() -> None:
+    executor = ManualExecutor()
+    options = {"executor": executor, "num_workers": 3, "prefetch_factor": 2, "batch_size": None, "in_order": False}
+    reader = iter(DataLoader(Endless(), **options))
+    pool = executor.pools[0]
+    assert [future.worker for _, future in pool.submitted] == [0, 1, 2, 0, 1, 2]
+    for task in (1, 4):  # worker 1 is quick, and worker 0 does not answer
+        pool.complete(task)
+        next(reader)
+    assert [future.worker for _, future in pool.submitted[6:]] == [1, 1]
+    pool.complete(2, StreamEnd())
+    pool.complete(6)
+    next(reader)
+    assert [future.worker for _, future in pool.submitted[8:]] == [1, 0], "both have two now, and none is left to 2"
+
+
 def test_a_stream_longer_than_it_said_is_worth_a_warning() -> None:
     loader = DataLoader(Endless(), batch_size=None)
     assert len(loader) == 2

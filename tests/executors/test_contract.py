@@ -19,6 +19,7 @@ from executors.contract_datasets import (
     Echo,
     Exhausted,
     Large,
+    Resetting,
     Squares,
     Stream,
     as_list,
@@ -219,8 +220,11 @@ def test_index_lists_larger_than_any_buffer(make: Make) -> None:
     assert [batch[0][0] for batch in loader] == list("012345")
 
 
-def test_streams(make: Make) -> None:
-    loader = make(Stream(), batch_size=3)
+@pytest.mark.parametrize("kind", [Stream, Resetting])
+def test_streams(make: Make, kind: type[IterableDataset[int]]) -> None:
+    loader = make(kind(), batch_size=3)
+    if kind is Resetting and isinstance(loader.executor, ThreadExecutor | str) and loader.num_workers > 1:
+        return  # threads share the dataset, which is one iterator
     for _ in range(2):
         batches = flat(list(loader))
         assert sorted(number for batch in batches for number in batch) == list(range(20))
