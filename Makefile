@@ -2,29 +2,31 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# Whoever has what tests need has what the demo needs.
+DEMO := $(firstword $(wildcard $(VENV)/.has-dev) $(VENV)/.has-demo)
 
 .PHONY: demo test lint bench
 
-$(STAMP): pyproject.toml constraints.txt
+# .has-EXTRA: that extra is installed, as pyproject.toml has it now.
+$(VENV)/.has-%: pyproject.toml constraints.txt src/headrace/version.py
 	@$(PYTHON) -c 'import sys; sys.exit("headrace needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@echo "Installing headrace[$*], torch among what it needs, into $(VENV). The first time this takes some minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e ".[$*]"
 	@touch $@
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/headrace demo
 
 # Half of what tests do is to wait for others: two at a time take little more than half as long.
-test: $(STAMP)
+test: $(VENV)/.has-dev
 	$(BIN)/python -m pytest -n 2 --maxschedchunk 2
 
-lint: $(STAMP)
+lint: $(VENV)/.has-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # Ray Data, a rival, needs more than Ray does.
-bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+bench: $(VENV)/.has-bench
 	$(BIN)/python -m benchmarks

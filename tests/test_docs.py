@@ -3,13 +3,17 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import headrace
+from launch import LIMIT_S, Ranks
 
 TESTS = Path(__file__).parent
+README = TESTS.parent / "README.md"
 FAILURES = TESTS.parent / "docs" / "failures.md"
 
 
@@ -26,7 +30,7 @@ def test_every_failure_names_tests_that_exist() -> None:
             assert not test or test in functions, f"{file} has no {test}"
 
 
-PAGES = [TESTS.parent / "README.md", *sorted((TESTS.parent / "docs").glob("*.md"))]
+PAGES = [README, *sorted((TESTS.parent / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -65,3 +69,17 @@ def test_figures_do_not_depend_on_where_samples_are_made() -> None:
     assert len(figures) == 9
     for form in range(0, 9, 3):
         assert len(set(figures[form : form + 3])) == 1
+
+
+@pytest.mark.slow
+def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    (section,) = re.findall(r"^## Quickstart\n(.*?)^## ", README.read_text(), re.MULTILINE | re.DOTALL)
+    (code,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    alone, ranks = re.findall(r"^```console\n\$ .*? quickstart.py\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "quickstart.py"
+    script.write_text(code)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (run.stdout, run.stderr) == (alone, "")
+    Ranks(script, 2, tmp_path).finish()
+    printed = [line for rank in range(2) for line in (tmp_path / f"rank{rank}.txt").read_text().splitlines()]
+    assert sorted(printed) == sorted(ranks.splitlines())

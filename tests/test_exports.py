@@ -1,8 +1,10 @@
 """The public face: small, complete, and importing it starts nothing."""
 
 import inspect
+import re
 import subprocess
 import sys
+from importlib import metadata
 
 import headrace
 
@@ -41,3 +43,8 @@ def test_import_does_not_mind_the_default_device() -> None:
 def test_import_starts_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", headrace.__version__)
+    assert metadata.version("headrace") == headrace.__version__

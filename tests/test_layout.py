@@ -11,6 +11,7 @@ SOURCE = ROOT / "src" / "headrace"
 FLOORS = {
     "errors": 0,
     "interrupts": 0,
+    "version": 0,
     "types": 1,
     "forking": 1,
     "checksum": 0,
@@ -35,6 +36,7 @@ FLOORS = {
     "loader": 10,
     "testing": 11,
     "cli": 11,
+    "__main__": 12,
 }
 PURE = {"numpy", "headrace", "hashlib", "math", "operator", "functools", "collections", "dataclasses", "typing", "abc"}
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -16,6 +16,7 @@ from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, W
 from headrace.randomness import rng, torch_rng
 from headrace.telemetry.stats import Stats
 from headrace.types import Replaced, World
+from headrace.version import __version__ as __version__
 
 __all__ = [
     "Balanced",

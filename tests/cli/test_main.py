@@ -1,26 +1,34 @@
 """The entry point: without the extras it says which to install, and shows no traceback."""
 
+import runpy
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+import headrace
 from headrace.cli import main
 
+AS_MODULE = partial(runpy.run_module, "headrace", run_name="__main__")  # python -m headrace
+entries = pytest.mark.parametrize("entry", [main, AS_MODULE], ids=["headrace", "python -m headrace"])
 
-def exit_code() -> object:
+
+def exit_code(entry: Callable[[], object] = main) -> object:
     with pytest.raises(SystemExit) as stopped:
-        main()
+        entry()
     return stopped.value.code
 
 
+@entries
 @pytest.mark.parametrize("missing", ["typer", "rich.console"])
 def test_without_the_cli_extra(
-    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str, entry: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("headrace.cli.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
-    assert exit_code() == 1
+    assert exit_code(entry) == 1
     said = capsys.readouterr()
     package = missing.partition(".")[0]
     assert said.err == (
@@ -45,7 +53,19 @@ def test_another_missing_module_is_not_blamed_on_the_extra(monkeypatch: pytest.M
         main()
 
 
-def test_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@entries
+def test_runs_the_command(
+    entry: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["headrace", "plan", "--size", "3"])
-    assert exit_code() == 0
+    assert exit_code(entry) == 0
     assert capsys.readouterr().out.startswith("3 samples, 1 rank x 1: each sample once, no pads")
+
+
+@entries
+def test_tells_its_version(
+    entry: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headrace", "--version"])
+    assert exit_code(entry) == 0
+    assert capsys.readouterr().out == f"headrace {headrace.__version__}\n"

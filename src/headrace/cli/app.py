@@ -10,13 +10,28 @@ from rich.console import Console
 from headrace.cli.demo import run_demo
 from headrace.cli.plan import EpochPlan, show
 from headrace.cli.verify import Options, run_verify
+from headrace.version import __version__
 
 app = typer.Typer(
-    help="headrace: a drop-in torch DataLoader that splits every epoch exactly over ranks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """headrace: a drop-in torch DataLoader that splits every epoch exactly over ranks."""
 
 
 @app.command()

@@ -103,16 +103,34 @@ def show_training(claims: Claims, data: Fact, epochs: Sequence[Fact]) -> None:
     claims.check("each epoch is shuffled anew", len({one["order"] for one in epochs}) == len(epochs))
 
 
-def show_test(claims: Claims, data: Fact, test: Fact) -> None:
-    """Print the test's accuracy and how many samples it counted."""
-    accuracy = test["correct"] / max(1, test["counted"])
-    claims.heading(f'Test: {data["test"]} images, tail="exact", counts summed over the ranks')
-    claims.console.print(f"  accuracy: {accuracy:.2%} ({test['correct']} of {test['counted']} counted)")
-    claims.check(f"at least {ACCURACY:.0%} of the answers are right", accuracy >= ACCURACY)
+def show_test(claims: Claims, data: Fact, alone: Fact, theirs: Fact, ours: Fact) -> None:
+    """Print the test's accuracy as one process counts it, as ranks do with torch's sampler, and as ours do."""
+    claims.heading(f"Test: {data['test']} images on {RANKS} ranks, counts summed over them")
+    table = Table("counted by", "images", "of them twice", "right", "accuracy", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    ways = {"one process": alone, "torch, DistributedSampler": theirs, 'headrace, tail="exact"': ours}
+    for way, one in ways.items():
+        counts = map(str, (one["counted"], _twice(one), one["correct"]))
+        table.add_row(way, *counts, f"{_accuracy(one):.2%}")
+    claims.console.print(table)
+    claims.check(f"at least {ACCURACY:.0%} of the answers are right", _accuracy(ours) >= ACCURACY)
     claims.check(
         f"each of the {data['test']} images was counted exactly once",
-        test["counted"] == test["distinct"] == data["test"],
+        ours["counted"] == ours["distinct"] == data["test"],
     )
+    claims.check(
+        f'tail="exact" counts as one process does; DistributedSampler counts {_twice(theirs)} of the images twice',
+        ours == alone and _twice(theirs) > 0,
+    )
+
+
+def _accuracy(test: Fact) -> float:
+    return float(test["correct"] / max(1, test["counted"]))
+
+
+def _twice(test: Fact) -> int:
+    return int(test["counted"] - test["distinct"])
 
 
 def show_balanced(claims: Claims, balanced: Fact) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
 from headrace.cli.launch import tell
 from headrace.executors import RayExecutor
@@ -119,17 +119,26 @@ def train() -> None:
 
 
 def evaluate(model: nn.Module, test: TensorDataset) -> None:
-    """Count right answers over all ranks, each test sample once."""
+    """Tell how often one process is right, how often ranks by torch's sampler are, and how often ranks by ours."""
     model.eval()
-    counts = torch.zeros(2, dtype=torch.long)  # right, counted
-    read: list[int] = []
+    alone = _answers(model, torch.utils.data.DataLoader(test, BATCH_SIZE))
+    sampler: DistributedSampler[Any] = DistributedSampler(test, shuffle=False)
+    theirs = _answers(model, torch.utils.data.DataLoader(test, BATCH_SIZE, sampler=sampler))
+    ours = _answers(model, DataLoader(test, BATCH_SIZE, tail="exact"))
+    for shares in [alone], gather(theirs), gather(ours):
+        answers = [answer for share in shares for answer in share]
+        correct, distinct = sum(right for _, right in answers), len({index for index, _ in answers})
+        _tell("test", correct=correct, counted=len(answers), distinct=distinct)
+
+
+def _answers(model: nn.Module, loader: torch.utils.data.DataLoader[Any]) -> list[tuple[int, bool]]:
+    """Return the index of each sample that this rank read, and whether the model is right about it."""
     with torch.no_grad():
-        for indices, images, labels in DataLoader(test, batch_size=BATCH_SIZE, tail="exact"):
-            counts += torch.tensor([int((model(images).argmax(1) == labels).sum()), len(labels)])
-            read += indices.tolist()
-    dist.all_reduce(counts)
-    distinct = len({index for share in gather(read) for index in share})
-    _tell("test", correct=int(counts[0]), counted=int(counts[1]), distinct=distinct)
+        return [
+            answer
+            for indices, images, labels in loader
+            for answer in zip(indices.tolist(), (model(images).argmax(1) == labels).tolist(), strict=True)
+        ]
 
 
 def balance(training: TensorDataset) -> None:

@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from headrace.executors.serving import Server, serve
 from headrace.memory.blame import culprit
 from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory
+from headrace.version import __version__
 from headrace.work import Work
 
 HELLO = struct.Struct("<QQ")
@@ -99,11 +99,8 @@ class Answers(NamedTuple):
 
 def versions() -> dict[str, str]:
     """Return what must be equal on both sides for code to travel and bits to be equal."""
-    with suppress(metadata.PackageNotFoundError):
-        mine = metadata.version("headrace")
-        python = ".".join(platform.python_version_tuple()[:2])
-        return {"Python": python, "torch": torch.__version__.partition("+")[0], "headrace": mine}
-    return {}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "torch": torch.__version__.partition("+")[0], "headrace": __version__}
 
 
 def by_value() -> type[Pickler]:
