@@ -74,7 +74,7 @@ class Schedule:
     order: Order | None
     parity: bool
     sampler: str = ""
-    pads_last: bool = False
+    in_runs: bool = False
     start: Start = Start()
     latest: HasState | None = None
     streams: int = 0
@@ -150,7 +150,7 @@ class Schedule:
             batch_size=self.batch_size,
             world=self.world(),
             tail=self.tail,
-            pads_last=self.pads_last,
+            in_runs=self.in_runs,
         )
 
     def plan(self) -> Plan:

@@ -153,7 +153,7 @@ class Prepared:
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self: Any, prepared: bool) -> None:
-        self._accelerated = self._schedule.pads_last = prepared
+        self._accelerated = self._schedule.in_runs = prepared
 
     @property
     def total_batch_size(self: Any) -> int:
