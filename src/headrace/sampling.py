@@ -1,5 +1,6 @@
 """The samplers that show a loader's plan to frameworks, and draw torch's own order where there is no plan."""
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -68,6 +69,13 @@ class AutoSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         if not self._schedule.planned():
             return self._torch_sampler.__iter__(self)  # type: ignore[arg-type]
+        if self._schedule.in_runs:
+            warnings.warn(
+                "a DataLoader of torch's reads this loader's sampler, as accelerate.skip_first_batches(loader, n) "
+                "makes one. Accelerate does not see its end, nor does it advance the epoch. Use "
+                "accelerator.skip_first_batches(loader, n), or load what loader.state_dict() returned.",
+                stacklevel=3,
+            )
         plan, epoch = self._schedule.plan(), self.epoch
         return (index for step in range(plan.steps()) for index in plan.batch(epoch, step).tolist())
 

@@ -11,6 +11,7 @@ from headrace import world
 from headrace.errors import StateMismatch, whole_number
 from headrace.plan import Order, Plan
 from headrace.plan.state import State, mismatch
+from headrace.share import StreamShare
 from headrace.types import Tail, World
 
 
@@ -60,6 +61,8 @@ class Schedule:
         order: The resolved order; None for iterable datasets.
         parity: Whether a world of one rank gives torch's own batches, unless a state says otherwise.
         sampler: The type of the user's sampler, by name; "" if there is none.
+        in_runs: Whether global batches are dealt in runs, as `Plan` has it.
+        batches: Has an attribute `even_batches`, which decides between "pad" and "exact"; None leaves it to the tail.
         start: Where the next `iter()` begins.
         latest: The pass that began last, if it began since the epoch was set or a state loaded.
         streams: The number of the last pass over an iterable dataset.
@@ -75,6 +78,7 @@ class Schedule:
     parity: bool
     sampler: str = ""
     in_runs: bool = False
+    batches: Any = None
     start: Start = Start()
     latest: HasState | None = None
     streams: int = 0
@@ -93,6 +97,12 @@ class Schedule:
     def world(self) -> World:
         """Return the world as it is now."""
         return world.resolve(self.distributed)
+
+    def rule(self) -> Tail:
+        """Return the tail rule of a plan as it is now."""
+        if self.tail == "drop" or self.batches is None:
+            return self.tail
+        return "pad" if self.batches.even_batches else "exact"
 
     def planned(self) -> bool:
         """Tell whether the next epoch follows a plan, rather than torch's own samplers."""
@@ -115,6 +125,14 @@ class Schedule:
         if epoch != self.epoch:
             self.start, self.latest = Start(epoch, chosen=True), None
         self._abandoned = None
+
+    def skip(self, batches: int) -> bool:
+        """Let the next pass begin behind an epoch's first batches; tell whether that can be, which takes a plan."""
+        if not self.planned() or self.start.rank_local:
+            return False
+        if batches:
+            self.start, self.latest = Start(self.epoch, self.shape().cursor_after(batches - 1)), None
+        return True
 
     def follow_epoch(self, epoch: int) -> None:
         """Set the epoch for a framework that sets it through the sampler.
@@ -149,7 +167,7 @@ class Schedule:
             length=len(self.dataset),
             batch_size=self.batch_size,
             world=self.world(),
-            tail=self.tail,
+            tail=self.rule(),
             in_runs=self.in_runs,
         )
 
@@ -182,6 +200,13 @@ class Schedule:
     def splits_stream(self) -> bool:
         """Tell whether an iterable dataset's samples are dealt to the ranks; only on demand."""
         return self.distributed is True or isinstance(self.distributed, World)
+
+    def dealing(self) -> StreamShare | None:
+        """Return how an iterable dataset's samples are dealt to the ranks; None where they are not."""
+        if not self.splits_stream():
+            return None
+        world = self.world()
+        return StreamShare(world, self.tail, self.batch_size if self.in_runs and world.size > 1 else 1)
 
     def stream_share(self, length: int) -> int:
         """Count this rank's samples of an iterable dataset of `length` samples that is split."""

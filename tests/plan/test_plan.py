@@ -171,15 +171,18 @@ def test_a_global_batch_does_not_depend_on_the_world(
 
 @PROPERTY
 @given(
-    EVERY_KIND, st.lists(st.tuples(WORLDS, st.integers(0, 6)), max_size=4), WORLDS, st.sampled_from(["pad", "exact"])
+    EVERY_KIND,
+    st.lists(st.tuples(WORLDS, st.integers(0, 6), st.booleans()), max_size=4),
+    WORLDS,
+    st.sampled_from(["pad", "exact"]),
 )
 def test_an_epoch_goes_on_in_any_other_world(
-    case: Case, runs: list[tuple[tuple[int, int], int]], last: tuple[int, int], tail: Any
+    case: Case, runs: list[tuple[tuple[int, int], int, bool]], last: tuple[int, int], tail: Any
 ) -> None:
     """Runs of a few steps, each from where the one before stopped, then the rest: the epoch, nothing twice."""
     cursor, read = 0, []
-    for world, wanted in runs:
-        plans = case.plans(*world, tail=tail)
+    for world, wanted, in_runs in runs:
+        plans = case.plans(*world, tail=tail, in_runs=in_runs)
         steps = min(wanted, max(plan.steps(cursor) for plan in plans))
         read += [
             position for rank in read_by(plans, case.epoch, cursor) for batch in rank[:steps] for position in batch

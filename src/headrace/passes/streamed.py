@@ -33,14 +33,14 @@ class StreamPass(Pass):
     def __init__(self, schedule: Schedule, workers: int, batches: Iterable[Any]) -> None:
         self._workers, self._batches = workers, batches
         self.base_seed: int | None = None
-        world = schedule.world()
+        world, share = schedule.world(), schedule.dealing()
         super().__init__(
             schedule,
             rank=world.rank,
             world_size=world.size,
             batch_size=schedule.batch_size,
             num_workers=workers,
-            split=schedule.splits_stream(),
+            split="in runs" if share is not None and share.run > 1 else share is not None,
         )
 
     def _begin(self) -> None:
