@@ -19,7 +19,6 @@ from headrace.delivery.reader import Observer
 from headrace.errors import bad_value, whole_number
 from headrace.plan.plan import MAX_SEED
 from headrace.share import StreamShare
-from headrace.types import World
 
 
 class Settings(NamedTuple):
@@ -271,7 +270,7 @@ class Prepared:
         size = schedule.world().size
         parallel = accelerator.parallelism_config
         together = 1 if parallel is None else parallel.tp_size * parallel.cp_size
-        if together > 1 and not isinstance(self.distributed, World):
+        if together > 1 and (self.distributed is None or self.distributed is True):
             allowed = f"a World(rank, size), since {together} processes at a time must read the same batches"
             fix = "Count its rank and size in such groups, e.g. World(process_index // group, num_processes // group)."
             bad_value("distributed", self.distributed, allowed, fix)

@@ -241,6 +241,10 @@ def alone() -> dict[str, Any]:
     found["stream"] = [next(reader).tolist()]
     stream.load_state_dict(stream.state_dict())
     found["stream"] += batches(stream)
+    accelerator = configured()
+    found["unknown length"] = gathered(
+        accelerator, accelerator.prepare(DataLoader(Stream(19), batch_size=4, distributed=True))
+    )
     unparallel, accelerator.state.parallelism_config = accelerator.parallelism_config, ParallelismConfig(cp_size=2)
     found["mesh"] = refusal(lambda: accelerator.prepare_data_loader(DataLoader(range(9))))
     together = accelerator.prepare_data_loader(DataLoader(range(9), batch_size=9, distributed=World(0, 1)))
