@@ -99,7 +99,7 @@ def fact_of(loader: Any) -> Fact:
             fact["dataset_length"] = _known_len(loader.dataset)
         return fact
     world = schedule.world()
-    whose = {"rank": world.rank, "world_size": world.size, "tail": schedule.rule()}
+    whose = {"rank": world.rank, "world_size": world.size, "tail": schedule.current_tail()}
     # Where each rank reads everything, each may draw its own.
     seed = schedule.seed if schedule.seed is not None or world.size == 1 else schedule.resolved_seed()
     if loader._iterable:

@@ -62,7 +62,8 @@ class Schedule:
         parity: Whether a world of one rank gives torch's own batches, unless a state says otherwise.
         sampler: The type of the user's sampler, by name; "" if there is none.
         in_runs: Whether global batches are dealt in runs, as `Plan` has it.
-        batches: Has an attribute `even_batches`, which decides between "pad" and "exact"; None leaves it to the tail.
+        batch_sampler: Its `even_batches`, which Accelerate sets, decides between "pad" and "exact"; None for the tail.
+        default_seed: The seed where neither the loader nor a state has one; None for the usual.
         start: Where the next `iter()` begins.
         latest: The pass that began last, if it began since the epoch was set or a state loaded.
         streams: The number of the last pass over an iterable dataset.
@@ -78,7 +79,8 @@ class Schedule:
     parity: bool
     sampler: str = ""
     in_runs: bool = False
-    batches: Any = None
+    batch_sampler: Any = None
+    default_seed: int | None = None
     start: Start = Start()
     latest: HasState | None = None
     streams: int = 0
@@ -98,11 +100,11 @@ class Schedule:
         """Return the world as it is now."""
         return world.resolve(self.distributed)
 
-    def rule(self) -> Tail:
-        """Return the tail rule of a plan as it is now."""
-        if self.tail == "drop" or self.batches is None:
+    def current_tail(self) -> Tail:
+        """Return the tail rule as it is now."""
+        if self.tail == "drop" or self.batch_sampler is None:
             return self.tail
-        return "pad" if self.batches.even_batches else "exact"
+        return "pad" if self.batch_sampler.even_batches else "exact"
 
     def planned(self) -> bool:
         """Tell whether the next epoch follows a plan, rather than torch's own samplers."""
@@ -144,11 +146,13 @@ class Schedule:
         self.set_epoch(epoch + self._offset)
 
     def resolved_seed(self) -> int:
-        """Return the seed: the user's; the state's; 0 in a world of several; else one drawn once from the generator."""
+        """Return the seed: the user's; the state's; a default; 0 in a world of several; else one drawn, once."""
         if self.seed is not None:
             return self.seed
         if self._state_seed is not None:
             return self._state_seed
+        if self.default_seed is not None:
+            return self.default_seed
         if self.world().size > 1:
             return 0
         if self._drawn_seed is None:
@@ -167,7 +171,7 @@ class Schedule:
             length=len(self.dataset),
             batch_size=self.batch_size,
             world=self.world(),
-            tail=self.rule(),
+            tail=self.current_tail(),
             in_runs=self.in_runs,
         )
 

@@ -40,7 +40,7 @@ class AccelerateLink(Observer):
 
     Args:
         loader: Gets the attributes `end_of_dataloader` and `remainder`, which Accelerate reads.
-        settings: What its `Accelerator` is set to.
+        settings: What its `Accelerator` is set to; the generators named there are synchronized at once.
         steps: Counts the batches of the pass; -1 where nobody knows.
         remainder: Samples of the last global batch that are no pads; 0 for all, -1 for unknown.
     """
@@ -174,13 +174,13 @@ class Skipped:
         return islice(iter(self._loader), self._batches, None)
 
 
-def watch() -> bool:
-    """Let every `Accelerator` tell a loader what it is set to; return whether that is news, and would have been missed.
+def wrap_accelerator() -> bool:
+    """Wrap the methods of `Accelerator` that take a loader, if Accelerate is imported; tell whether they were not yet.
 
-    Nothing happens where Accelerate is not imported, or is watched already.
+    `prepare_data_loader` then tells the loader first, and `skip_first_batches` leaves the skipping to it.
     """
     kind = getattr(sys.modules.get("accelerate"), "Accelerator", None)
-    if kind is None or hasattr(kind.prepare_data_loader, "watched"):
+    if kind is None or hasattr(kind.prepare_data_loader, "tells_headrace"):
         return False
     prepare, skip = kind.prepare_data_loader, kind.skip_first_batches
 
@@ -189,7 +189,7 @@ def watch() -> bool:
         self: Any, data_loader: Any, device_placement: Any = None, *others: Any, **named: Any
     ) -> Any:
         if isinstance(data_loader, Prepared):
-            data_loader._prepare(self, device_placement)
+            data_loader._prepared_by(self, device_placement)
         return prepare(self, data_loader, device_placement, *others, **named)
 
     @wraps(skip)
@@ -198,7 +198,7 @@ def watch() -> bool:
             return Skipped(dataloader, num_batches)
         return skip(self, dataloader, num_batches)
 
-    prepare_data_loader.watched = True  # type: ignore[attr-defined]
+    prepare_data_loader.tells_headrace = True  # type: ignore[attr-defined]
     kind.prepare_data_loader, kind.skip_first_batches = prepare_data_loader, skip_first_batches
     return True
 
@@ -224,7 +224,7 @@ class Prepared:
     use_stateful_dataloader = False
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        watch()
+        wrap_accelerator()
         super().__init__(*arguments, **named)
 
     @property
@@ -232,7 +232,7 @@ class Prepared:
         """Accelerate asks this in `prepare`: a loader that splits the data by itself is handed back as it is."""
         if self._user_order or (self._iterable and not self._schedule.splits_stream()):
             return False
-        if in_use() and watch():
+        if in_use() and wrap_accelerator():  # too late for the call that asks
             self._is_accelerate_prepared = True
             warnings.warn(
                 "a loader that was made before accelerate was imported does not see its DataLoaderConfiguration: "
@@ -257,7 +257,7 @@ class Prepared:
         """Samples in the dataset, under the name that Accelerate uses."""
         return len(self.dataset)
 
-    def _prepare(self: Any, accelerator: Any, device_placement: bool | None) -> None:
+    def _prepared_by(self: Any, accelerator: Any, device_placement: bool | None) -> None:
         """Take over what an `Accelerator` is set to, before it asks whether the loader is prepared.
 
         Raises:
@@ -287,12 +287,13 @@ class Prepared:
             )
         shuffles = getattr(schedule.order, "random", False)
         if asked.use_seedable_sampler and asked.data_seed is not None and self.seed is None and shuffles:
-            schedule.seed, schedule.parity = whole_number("data_seed", asked.data_seed, high=MAX_SEED), False
+            schedule.default_seed = whole_number("data_seed", asked.data_seed, high=MAX_SEED)
+            schedule.parity = False
         tail = "drop" if self.drop_last else self.tail or "pad"
         schedule.tail = "exact" if tail == "pad" and not asked.even_batches else tail
         if self.batch_sampler is not None:  # where `join_uneven_inputs` exchanges it for a time
             self.batch_sampler.even_batches = schedule.tail != "exact"
-            schedule.batches = None if self._iterable else self.batch_sampler
+            schedule.batch_sampler = None if self._iterable else self.batch_sampler
         self.use_stateful_dataloader = bool(accelerator.use_stateful_dataloader)
         if self.use_stateful_dataloader and size > 1 and (self._iterable or not self.in_order):
             warnings.warn(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from headrace import DataLoader, World
+from headrace import DataLoader, HeadraceError, World
 from launch import report
 
 early = DataLoader(range(19), batch_size=4)  # before there is an Accelerate
@@ -66,7 +66,7 @@ def batches(loader: Any) -> list[list[int]]:
 def refusal(act: Callable[[], Any]) -> str:
     try:
         act()
-    except (ValueError, TypeError) as error:
+    except (ValueError, HeadraceError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -239,6 +239,9 @@ def alone() -> dict[str, Any]:
     stream.verify()
     reader = iter(stream)
     found["stream"] = [next(reader).tolist()]
+    unprepared = DataLoader(Stream(19), batch_size=4, distributed=True)
+    unprepared.load_state_dict(stream.state_dict())
+    found["in turn"] = refusal(lambda: iter(unprepared))
     stream.load_state_dict(stream.state_dict())
     found["stream"] += batches(stream)
     accelerator = configured()
