@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from headrace.delivery import accelerate
 from headrace.schedule import Schedule, draw_base_seed
 from headrace.types import Rows
 
@@ -69,11 +70,11 @@ class AutoSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         if not self._schedule.planned():
             return self._torch_sampler.__iter__(self)  # type: ignore[arg-type]
-        if self._schedule.in_runs:
+        if accelerate.in_use():
             warnings.warn(
-                "a DataLoader of torch's reads this loader's sampler, as accelerate.skip_first_batches(loader, n) "
-                "makes one. Accelerate does not see its end, nor does it advance the epoch. Use "
-                "accelerator.skip_first_batches(loader, n), or load what loader.state_dict() returned.",
+                "a DataLoader of torch's reads this loader's sampler. Accelerate's function prepare_data_loader splits "
+                "this rank's share once more, and its function skip_first_batches does not mark the end: use the "
+                "methods of Accelerator of these names.",
                 stacklevel=3,
             )
         plan, epoch = self._schedule.plan(), self.epoch

@@ -154,8 +154,8 @@ class Skipped:
     """A loader's epoch without its first batches: what `Accelerator.skip_first_batches` makes of a loader.
 
     Args:
-        loader: The loader, of which everything else is.
-        batches: How many of this rank's are left out.
+        loader: The loader, whose attributes are also this one's.
+        batches: How many of this rank's batches are left out.
     """
 
     def __init__(self, loader: Any, batches: int) -> None:

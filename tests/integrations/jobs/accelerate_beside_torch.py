@@ -14,7 +14,7 @@ from launch import report
 early = DataLoader(range(19), batch_size=4)  # before there is an Accelerate
 
 from accelerate import Accelerator, skip_first_batches  # noqa: E402
-from accelerate.data_loader import DataLoaderShard  # noqa: E402
+from accelerate.data_loader import DataLoaderShard, prepare_data_loader  # noqa: E402
 from accelerate.parallelism_config import ParallelismConfig  # noqa: E402
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin  # noqa: E402
 
@@ -227,6 +227,7 @@ def alone() -> dict[str, Any]:
         accelerator = configured()
         plain = accelerator.prepare(DataLoader(range(32), batch_size=4))
         found["skipped by name"] = batches(skip_first_batches(plain, 2))
+        list(prepare_data_loader(plain))
     found["told"] = [str(one.message) for one in told if one.category is UserWarning]
     found["replaced"] = isinstance(replaced, DataLoaderShard)
     accelerator = configured(even_batches=False)
