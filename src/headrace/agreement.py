@@ -99,13 +99,13 @@ def fact_of(loader: Any) -> Fact:
             fact["dataset_length"] = _known_len(loader.dataset)
         return fact
     world = schedule.world()
-    whose = {"rank": world.rank, "world_size": world.size, "tail": schedule.tail}
+    whose = {"rank": world.rank, "world_size": world.size, "tail": schedule.current_tail()}
     # Where each rank reads everything, each may draw its own.
     seed = schedule.seed if schedule.seed is not None or world.size == 1 else schedule.resolved_seed()
     if loader._iterable:
         length, split = _known_len(loader.dataset), schedule.splits_stream()
         share = schedule.stream_share(length) if split and length is not None else length
-        size = loader.batch_size or 1
+        size = schedule.batch_size
         steps = None if share is None else share // size if loader.drop_last else -(-share // size)
         fact["steps"] = steps
         return fact | whose | {"dataset_length": length, "seed": seed} if split else fact

@@ -18,7 +18,6 @@ from headrace.passes import PlanPass, SamplerPass, StreamPass
 from headrace.plan import Order, Sequential, Shuffled, Subset
 from headrace.plan.state import State
 from headrace.schedule import Schedule, draw_base_seed
-from headrace.share import StreamShare
 from headrace.telemetry.stats import Meter, Stats
 from headrace.types import IndexTask, OnError, Tail, Task, World
 from headrace.work import Work, is_iterable
@@ -270,7 +269,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             return self._schedule.shape().steps()
         if not (self._iterable and self._schedule.splits_stream()):
             return super().__len__()
-        share, batch_size = self._schedule.stream_share(len(self.dataset)), self.batch_size or 1  # type: ignore[arg-type]
+        share, batch_size = self._schedule.stream_share(len(self.dataset)), self._schedule.batch_size  # type: ignore[arg-type]
         return share // batch_size if self.drop_last else -(-share // batch_size)
 
     def __iter__(self) -> Any:
@@ -350,7 +349,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
         if promised is not None:
             observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
-        link = self._link(lambda: -1, 0)
+        link = self._link(lambda: -1, self._schedule.dealing())
         ahead = None if link is None else accelerate.OneAhead(link, observers)
         observers = observers if ahead is None else [ahead.told]
         reader = self._iterator if persistent else None
@@ -434,8 +433,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             if reading.base_seed is None:
                 reading.base_seed = draw_base_seed(self.generator)
             return {"base_seed": reading.base_seed}
-        share = StreamShare(self._schedule.world(), self._schedule.tail) if self._schedule.splits_stream() else None
-        return {"share": share, "stream_words": words, "base_seed": words[0] % 2**63}
+        return {"share": self._schedule.dealing(), "stream_words": words, "base_seed": words[0] % 2**63}
 
     def _start(self, executor: Executor, **particulars: Any) -> Pool:
         if executor.prefetches:

@@ -1,11 +1,13 @@
 """The samplers that show a loader's plan to frameworks, and draw torch's own order where there is no plan."""
 
+import warnings
 from collections.abc import Iterator
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from headrace.delivery import accelerate
 from headrace.schedule import Schedule, draw_base_seed
 from headrace.types import Rows
 
@@ -68,6 +70,13 @@ class AutoSampler(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         if not self._schedule.planned():
             return self._torch_sampler.__iter__(self)  # type: ignore[arg-type]
+        if accelerate.in_use():
+            warnings.warn(
+                "a DataLoader of torch's reads this loader's sampler. Accelerate's function prepare_data_loader splits "
+                "this rank's share once more, and its function skip_first_batches does not mark the end: use the "
+                "methods of Accelerator of these names.",
+                stacklevel=3,
+            )
         plan, epoch = self._schedule.plan(), self.epoch
         return (index for step in range(plan.steps()) for index in plan.batch(epoch, step).tolist())
 

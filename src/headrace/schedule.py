@@ -11,6 +11,7 @@ from headrace import world
 from headrace.errors import StateMismatch, whole_number
 from headrace.plan import Order, Plan
 from headrace.plan.state import State, mismatch
+from headrace.share import StreamShare
 from headrace.types import Tail, World
 
 
@@ -60,6 +61,9 @@ class Schedule:
         order: The resolved order; None for iterable datasets.
         parity: Whether a world of one rank gives torch's own batches, unless a state says otherwise.
         sampler: The type of the user's sampler, by name; "" if there is none.
+        in_runs: Whether global batches are dealt in runs, as `Plan` has it.
+        batch_sampler: Its `even_batches`, which Accelerate sets, decides between "pad" and "exact"; None for the tail.
+        default_seed: The seed where neither the loader nor a state has one; None for the usual.
         start: Where the next `iter()` begins.
         latest: The pass that began last, if it began since the epoch was set or a state loaded.
         streams: The number of the last pass over an iterable dataset.
@@ -74,7 +78,9 @@ class Schedule:
     order: Order | None
     parity: bool
     sampler: str = ""
-    pads_last: bool = False
+    in_runs: bool = False
+    batch_sampler: Any = None
+    default_seed: int | None = None
     start: Start = Start()
     latest: HasState | None = None
     streams: int = 0
@@ -93,6 +99,12 @@ class Schedule:
     def world(self) -> World:
         """Return the world as it is now."""
         return world.resolve(self.distributed)
+
+    def current_tail(self) -> Tail:
+        """Return the tail rule as it is now."""
+        if self.tail == "drop" or self.batch_sampler is None:
+            return self.tail
+        return "pad" if self.batch_sampler.even_batches else "exact"
 
     def planned(self) -> bool:
         """Tell whether the next epoch follows a plan, rather than torch's own samplers."""
@@ -116,6 +128,14 @@ class Schedule:
             self.start, self.latest = Start(epoch, chosen=True), None
         self._abandoned = None
 
+    def skip(self, batches: int) -> bool:
+        """Let the next pass begin behind an epoch's first batches; tell whether that can be, which takes a plan."""
+        if not self.planned() or self.start.rank_local:
+            return False
+        if batches:
+            self.start, self.latest = Start(self.epoch, self.shape().cursor_after(batches - 1)), None
+        return True
+
     def follow_epoch(self, epoch: int) -> None:
         """Set the epoch for a framework that sets it through the sampler.
 
@@ -126,11 +146,13 @@ class Schedule:
         self.set_epoch(epoch + self._offset)
 
     def resolved_seed(self) -> int:
-        """Return the seed: the user's; the state's; 0 in a world of several; else one drawn once from the generator."""
+        """Return the seed: the user's; the state's; a default; 0 in a world of several; else one drawn, once."""
         if self.seed is not None:
             return self.seed
         if self._state_seed is not None:
             return self._state_seed
+        if self.default_seed is not None:
+            return self.default_seed
         if self.world().size > 1:
             return 0
         if self._drawn_seed is None:
@@ -149,8 +171,8 @@ class Schedule:
             length=len(self.dataset),
             batch_size=self.batch_size,
             world=self.world(),
-            tail=self.tail,
-            pads_last=self.pads_last,
+            tail=self.current_tail(),
+            in_runs=self.in_runs,
         )
 
     def plan(self) -> Plan:
@@ -182,6 +204,13 @@ class Schedule:
     def splits_stream(self) -> bool:
         """Tell whether an iterable dataset's samples are dealt to the ranks; only on demand."""
         return self.distributed is True or isinstance(self.distributed, World)
+
+    def dealing(self) -> StreamShare | None:
+        """Return how an iterable dataset's samples are dealt to the ranks; None where they are not."""
+        if not self.splits_stream():
+            return None
+        world = self.world()
+        return StreamShare(world, self.tail, self.batch_size if self.in_runs and world.size > 1 else 1)
 
     def stream_share(self, length: int) -> int:
         """Count this rank's samples of an iterable dataset of `length` samples that is split."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from headrace.types import Tail, World
@@ -9,20 +10,24 @@ from headrace.types import Tail, World
 
 @dataclass(frozen=True)
 class StreamShare:
-    """How an iterable dataset is dealt over ranks: sample j goes to rank j mod W.
+    """How an iterable dataset is dealt over ranks: sample j goes to rank (j div run) mod W.
 
     Every rank reads the whole stream and keeps its share; with several workers each of them deals its own stream, so
     that shares may differ by a sample per worker. `tail` rules an unfinished last round of W samples:
     "exact" gives them to the first ranks, "drop" to none, and "pad" repeats to each other rank its first
     sample.
+
+    In runs of more than one sample, a worker holds a round of W runs at a time. Of an unfinished last round each rank
+    has an even share of neighbours, and what "pad" repeats are the stream's first samples.
     """
 
     world: World
     tail: Tail
+    run: int = 1
 
     def of(self, stream: Iterator[Any]) -> Iterator[Any]:
         """Return this rank's samples of the stream."""
-        return _Dealt(self, stream)
+        return (_Dealt if self.run == 1 else _DealtInRuns)(self, stream)
 
 
 class _Dealt:
@@ -59,6 +64,43 @@ class _Dealt:
         if self._tail == "pad" and unfinished:
             return self._mine if unfinished > self._rank else self._first
         raise StopIteration
+
+
+class _DealtInRuns:
+    """A rank's share of a stream in runs; likewise. After an error it goes on with the round that it was filling."""
+
+    def __init__(self, share: StreamShare, stream: Iterator[Any]) -> None:
+        self._share, self._stream = share, stream
+        self._round: list[Any] = []
+        self._first: list[Any] = []
+        self._mine: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        for sample in self._mine:
+            return sample
+        rank, size = self._share.world.rank, self._share.world.size
+        full = size * self._share.run
+        ended = False
+        while len(self._round) < full and not ended:
+            try:  # no loop, likewise
+                self._round.append(next(self._stream))
+            except StopIteration:
+                ended = True
+        whole, self._round = self._round, []
+        self._first = self._first or whole[:size]
+        if ended:
+            self._stream = iter(())
+            if self._share.tail == "drop":
+                del whole[len(whole) // size * size :]
+            elif self._share.tail == "pad" and whole:
+                whole += islice(cycle(self._first), -len(whole) % size)
+        share, more = divmod(len(whole), size)  # the first ranks have one more
+        first = rank * share + min(rank, more)
+        self._mine = iter(whole[first : first + share + (rank < more)])
+        return next(self._mine)
 
 
 _WEBDATASETS_SPLITTERS = ("split_by_node", "single_node_only", "ResampledShards")

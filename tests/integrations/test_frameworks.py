@@ -62,6 +62,60 @@ def test_accelerate(tmp_path: Path, size: int) -> None:
     assert all(len(rank["split"]) < 23 for rank in ranks)
 
 
+@pytest.fixture(scope="module")
+def beside_torch(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two ranks saw under Accelerate, with torch's loader and with ours."""
+    return run_ranks(JOBS / "accelerate_beside_torch.py", 2, tmp_path_factory.mktemp("beside"))
+
+
+def test_accelerate_treats_the_loader_as_torchs(beside_torch: list[Any]) -> None:
+    """Order of gathered samples, ends, splitting, states, streams: equal, whatever Accelerate is set to."""
+    for rank in beside_torch:
+        assert rank["ours"] == rank["torch"]
+    ours = beside_torch[0]["ours"]
+    assert ours["order"][8] == list(range(19))
+    assert ours["shuffled"] == [list(range(19))] * 2
+    assert ours["split"][3:] == [[4, 4], True], "the batch size is that of all ranks"
+    assert ours["saved"] == [list(range(24, 43)), list(range(43)), list(range(40))]
+    assert ours["skipped"] == [2, list(range(16, 32)), list(range(16, 32)), list(range(32))]
+    assert ours["moved"] == [[[False]], [[True]], [[]]]
+    assert ours["synchronized"] == 1
+
+
+def test_accelerate_has_its_configuration_heeded_or_the_user_told(beside_torch: list[Any]) -> None:
+    one, other = (rank["alone"] for rank in beside_torch)
+    for rank in one, other:
+        early, dispatched, replaced, saved, skipped, twice = rank["told"]
+        assert "before accelerate was imported does not see its DataLoaderConfiguration" in early
+        assert "dispatch_batches=True is ignored" in dispatched
+        assert "fetch_threads is ignored. Leave out the sampler" in replaced
+        assert "Save what loader.state_dict() returns in a file for each rank" in saved
+        for told in skipped, twice:
+            assert "Use the methods of Accelerator of these names" in told
+        assert rank["replaced"]
+        assert "distributed=None is not allowed: expected a World(rank, size), since 2 processes" in rank["mesh"]
+        assert rank["together"] == [list(range(9))]
+        assert "saved with split='in runs', this loader has True" in rank["in turn"], "it would skip other samples"
+        assert rank["unknown length"] == [*range(19), 0], "the pad cannot be told"
+    assert one["skipped by name"] == [[16, 17, 18, 19], [24, 25, 26, 27]]
+    assert [one["stream"], other["stream"]] == [
+        [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17]],
+        [[4, 5, 6, 7], [12, 13, 14, 15], [18]],
+    ]
+
+
+def test_what_was_read_under_accelerate_goes_on_elsewhere(beside_torch: list[Any]) -> None:
+    """The state knows nothing of how batches are dealt."""
+    one, other = (rank["alone"] for rank in beside_torch)
+    assert one["state"] == other["state"]
+    loader = DataLoader(range(43), batch_size=5, shuffle=True, seed=1)
+    whole = [index for batch in loader for index in batch.tolist()]
+    begun = [share[at : at + 4] for at in (0, 4) for share in (one["begun"], other["begun"])]
+    assert [index for run in begun for index in run] == whole[:16]
+    loader.load_state_dict(one["state"])
+    assert [index for batch in loader for index in batch.tolist()] == whole[16:]
+
+
 def test_lightning_trainer_goes_on_from_any_step(tmp_path: Path) -> None:
     (outcomes,) = run_ranks(JOBS / "trainer_resume.py", 1, tmp_path)
     assert outcomes == [[True, True, True]] * 6, "stopped there; the same batches; the same parameters"

@@ -158,28 +158,31 @@ def global_batches(plans: list[Plan], epoch: int, cursor: int) -> Iterator[Count
 @PROPERTY
 @given(EVERY_KIND, st.sampled_from([1, 2, 6, 8, 12, 36]), st.sampled_from(TAILS), st.booleans(), st.data())
 def test_a_global_batch_does_not_depend_on_the_world(
-    case: Case, global_batch: int, tail: Any, pads_last: bool, data: st.DataObject
+    case: Case, global_batch: int, tail: Any, in_runs: bool, data: st.DataObject
 ) -> None:
     whole = case.whole()
     cursor = data.draw(st.integers(0, len(whole)))
     stop = len(whole) - (len(whole) - cursor) % global_batch if tail == "drop" else len(whole)
     expected = [Counter(whole[start : min(start + global_batch, stop)]) for start in range(cursor, stop, global_batch)]
     for size in (size for size in range(1, 10) if global_batch % size == 0):
-        plans = case.plans(size, global_batch // size, tail=tail, pads_last=pads_last)
+        plans = case.plans(size, global_batch // size, tail=tail, in_runs=in_runs)
         assert list(global_batches(plans, case.epoch, cursor)) == expected
 
 
 @PROPERTY
 @given(
-    EVERY_KIND, st.lists(st.tuples(WORLDS, st.integers(0, 6)), max_size=4), WORLDS, st.sampled_from(["pad", "exact"])
+    EVERY_KIND,
+    st.lists(st.tuples(WORLDS, st.integers(0, 6), st.booleans()), max_size=4),
+    WORLDS,
+    st.sampled_from(["pad", "exact"]),
 )
 def test_an_epoch_goes_on_in_any_other_world(
-    case: Case, runs: list[tuple[tuple[int, int], int]], last: tuple[int, int], tail: Any
+    case: Case, runs: list[tuple[tuple[int, int], int, bool]], last: tuple[int, int], tail: Any
 ) -> None:
     """Runs of a few steps, each from where the one before stopped, then the rest: the epoch, nothing twice."""
     cursor, read = 0, []
-    for world, wanted in runs:
-        plans = case.plans(*world, tail=tail)
+    for world, wanted, in_runs in runs:
+        plans = case.plans(*world, tail=tail, in_runs=in_runs)
         steps = min(wanted, max(plan.steps(cursor) for plan in plans))
         read += [
             position for rank in read_by(plans, case.epoch, cursor) for batch in rank[:steps] for position in batch
@@ -212,42 +215,66 @@ def test_cursor_after(case: Case, world: tuple[int, int], tail: Any, data: st.Da
 @PROPERTY
 @given(EVERY_KIND, WORLDS, st.sampled_from(TAILS), st.booleans(), st.data())
 def test_a_step_has_as_many_samples_as_it_says(
-    case: Case, world: tuple[int, int], tail: Any, pads_last: bool, data: st.DataObject
+    case: Case, world: tuple[int, int], tail: Any, in_runs: bool, data: st.DataObject
 ) -> None:
-    plans = case.plans(*world, tail=tail, pads_last=pads_last and tail == "pad")
+    plans = case.plans(*world, tail=tail, in_runs=in_runs)
     cursor = data.draw(st.integers(0, plans[0].samples))
     sizes = [[plan.size(step, cursor) for step in range(plan.steps(cursor))] for plan in plans]
     assert sizes == [[*map(len, rank)] for rank in read_by(plans, case.epoch, cursor)]
 
 
-def assert_pads_last(case: Case, world: tuple[int, int], cursor: int) -> None:
-    in_turn = read_by(case.plans(*world), case.epoch, cursor)
-    in_runs = read_by(case.plans(*world, pads_last=True), case.epoch, cursor)
-    samples = case.order.samples(case.length)
-    assert [list(map(len, rank)) for rank in in_runs] == [list(map(len, rank)) for rank in in_turn]
-    steps = len(in_turn[0])
-    for step in range(steps):
-        one, other = ([rank[step] for rank in read] for read in (in_runs, in_turn))
-        assert sorted(chain(*one)) == sorted(chain(*other)), "the same set"
-        gathered = np.array(list(chain(*one)))
-        assert (np.diff((gathered >= samples).astype(int)) >= 0).all(), f"a pad before a sample: {gathered}"
-        if step < steps - 1 or max(gathered) < samples:
-            assert one == other, "without pads nothing changes"
-
-
 @pytest.mark.parametrize("kinds", ["sequential shuffled subset shuffled-subset weighted", "balanced"])
 @PROPERTY
-@given(data=st.data(), world=WORLDS)
-def test_pads_last(kinds: str, world: tuple[int, int], data: st.DataObject) -> None:
-    """The ranks' last shares, laid end to end, have the pads at the end."""
+@given(data=st.data(), world=WORLDS, tail=st.sampled_from(TAILS))
+def test_runs_are_another_dealing_of_the_same_global_batches(
+    kinds: str, world: tuple[int, int], tail: Any, data: st.DataObject
+) -> None:
+    """The ranks' batches laid end to end are the epoch's order, with the pads at the end."""
     case = data.draw(cases(kinds))
-    assert_pads_last(case, world, data.draw(st.integers(0, case.order.samples(case.length))))
+    cursor = data.draw(st.integers(0, case.order.samples(case.length)))
+    plans = case.plans(*world, tail=tail, in_runs=True)
+    in_turn, in_runs = (
+        read_by([replace(plan, in_runs=runs) for plan in plans], case.epoch, cursor) for runs in (False, True)
+    )
+    assert [sum(map(len, rank)) for rank in in_runs] == [plan.share(cursor) for plan in plans]
+    end, stop = plans[0].end(cursor), cursor
+    assert {plan.end(cursor) for plan in plans} == {end}
+    for step in range(max(map(len, in_turn))):
+        gathered, others = ([rank[step] for rank in read if step < len(rank)] for read in (in_runs, in_turn))
+        start, stop = stop, min(stop + world[0] * world[1], end)
+        assert sorted(chain(*gathered)) == sorted(chain(*others)) == list(range(start, stop))
+        if not isinstance(case.order, Balanced) or stop > case.order.samples(case.length):
+            assert list(chain(*gathered)) == list(range(start, stop))
+            sizes = [len(rank[step]) if step < len(rank) else 0 for rank in in_runs]
+            assert sizes == sorted(sizes, reverse=True), "the first ranks have one more"
+            assert sizes[0] - sizes[-1] <= 1
+        else:
+            assert gathered == others, "it keeps a deal of its own"
+    assert stop == end
 
 
-def test_pads_last_literally() -> None:
-    plans = Case(Sequential(), 9, 0, 0).plans(4, 4, pads_last=True)
+@PROPERTY
+@given(EVERY_KIND, WORLDS, st.sampled_from(TAILS), st.booleans(), st.data())
+def test_a_span_is_its_steps(case: Case, world: tuple[int, int], tail: Any, in_runs: bool, data: st.DataObject) -> None:
+    plans = case.plans(*world, tail=tail, in_runs=in_runs)
+    cursor = data.draw(st.integers(0, plans[0].samples))
+    most = data.draw(st.integers(1, 9))
+    for plan, steps in zip(plans, read_by(plans, case.epoch, cursor), strict=True):
+        for step in range(len(steps)):
+            positions, indices = plan.span(case.epoch, step, cursor, most)
+            few = 1 if isinstance(case.order, Balanced) else most
+            assert positions.tolist() == [*chain(*steps[step : step + few])]
+            assert indices.tolist() == plan.indices(case.epoch, positions).tolist()
+
+
+def test_runs_literally() -> None:
+    plans = Case(Sequential(), 9, 0, 0).plans(4, 4, in_runs=True)
     assert read_by(plans, 0) == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]], [[9, 10, 11]]]
-    assert read_by([replace(plan, pads_last=False) for plan in plans], 0)[0] == [[0, 4, 8]]
+    assert read_by([replace(plan, in_runs=False) for plan in plans], 0)[0] == [[0, 4, 8]]
+    plans = Case(Sequential(), 11, 0, 0).plans(2, 4, in_runs=True)
+    assert read_by(plans, 0) == [[[0, 1, 2, 3], [8, 9]], [[4, 5, 6, 7], [10, 11]]]
+    plans = Case(Sequential(), 11, 0, 0).plans(2, 4, in_runs=True, tail="exact")
+    assert read_by(plans, 0) == [[[0, 1, 2, 3], [8, 9]], [[4, 5, 6, 7], [10]]]
 
 
 @pytest.mark.parametrize(
@@ -290,14 +317,14 @@ def test_a_step_out_of_range() -> None:
             assert str(caught.value) == text
     for tail in ("pad", "drop"):
         with pytest.raises(IndexError, match="has 0 steps from position 11 of 11"):
-            replace(plans[0], tail=tail, pads_last=True).positions(0, 0, 11)
+            replace(plans[0], tail=tail, in_runs=True).positions(0, 0, 11)
 
 
 @pytest.mark.parametrize("cursor", [-1, -8, 12, 100])
 def test_a_cursor_out_of_range(cursor: int) -> None:
     text = rf"cursor={cursor} is not allowed: expected an integer in \[0, 11\]\. It counts the epoch's samples"
-    for tail, pads_last in product(TAILS, (False, True)):
-        plan = Plan(Sequential(), 11, 1, World(1, 2), tail, pads_last=pads_last)
+    for tail, in_runs in product(TAILS, (False, True)):
+        plan = Plan(Sequential(), 11, 1, World(1, 2), tail, in_runs=in_runs)
         for ask, arguments in [(plan.share, ()), (plan.steps, ()), (plan.positions, (0, 0)), (plan.batch, (0, 0))]:
             with pytest.raises(ValueError, match=text):
                 ask(*arguments, cursor)  # type: ignore[operator]
@@ -372,7 +399,7 @@ def test_a_plan_is_a_frozen_value() -> None:
     plan = Plan(Shuffled(), 11, 2, World(1, 4), "exact", 7)
     plan.batch(0, 0)
     assert plan == Plan(plan.order, 11, 2, World(1, 4), "exact", 7), "whatever either has evaluated"
-    changes = {"length": 12, "batch_size": 3, "world": World(2, 4), "tail": "pad", "seed": 8, "pads_last": True}
+    changes = {"length": 12, "batch_size": 3, "world": World(2, 4), "tail": "pad", "seed": 8, "in_runs": True}
     for name, value in changes.items():
         assert replace(plan, **{name: value}) != plan  # type: ignore[arg-type]
     with pytest.raises(FrozenInstanceError):

@@ -47,14 +47,14 @@ class StreamPass(Pass):
         self._workers, self._batches, self._persistent = workers, batches, persistent
         self._found = before._ends if isinstance(before, StreamPass) and before._over else {}
         self.base_seed: int | None = None
-        world = schedule.world()
+        world, share = schedule.world(), schedule.dealing()
         super().__init__(
             schedule,
             rank=world.rank,
             world_size=world.size,
             batch_size=schedule.batch_size,
             num_workers=workers,
-            split=schedule.splits_stream(),
+            split="in runs" if share is not None and share.run > 1 else share is not None,
         )
 
     def _begin(self) -> None:

@@ -25,7 +25,8 @@ class Balanced(Order):
 
     Global position p takes its class from slot p mod K, the slots being the epoch's permutation of the K
     classes: every window of the order, wherever it begins, is balanced to ±1. Within a global batch the
-    positions are dealt to ranks class by class, so the batch's set does not depend on the world.
+    positions are dealt to ranks class by class, so the batch's set does not depend on the world. The ranks' batches
+    laid end to end, as Accelerate gathers them, are not in the order of positions.
 
     Args:
         labels: The class of each dataset sample, shape (n,): integers or strings, a list, an array or a

@@ -31,7 +31,7 @@ class Plan:
     Rank r of W takes the positions p ≡ r (mod W). A run that begins the epoch at position `cursor` covers at
     step t the global batch [cursor + t·G, cursor + (t+1)·G), where G = W · batch_size. The set of samples in
     a global batch therefore depends on G alone, and a run may go on from any cursor with another world or
-    batch size.
+    batch size. With `in_runs` the same global batches are dealt in another way, and may go on in either.
 
     What happens at the end of the epoch is the `tail` rule. For N = 11 samples, W = 4, batch size 2
     (positions shown; 11 is a pad, which reads the order's first sample again):
@@ -52,8 +52,10 @@ class Plan:
         world: Whose share this is.
         tail: "pad", "drop" or "exact".
         seed: Keys the order and all randomness, in [0, 2^64).
-        pads_last: Deal a global batch that holds pads in runs instead of in turn: its ranks' shares, laid end
-            to end, then have the pads at the end, where Accelerate's `gather_for_metrics` cuts them off.
+        in_runs: Deal each global batch in runs of neighbours instead of in turn: rank r takes the places from
+            r · batch_size on. The ranks' batches, laid end to end, are then in the epoch's order with the pads at
+            the end, as Accelerate's `gather_for_metrics` expects it. An order with a deal of its own (`Balanced`)
+            keeps that, except in a batch that holds pads: laid end to end, its batches are in no particular order.
 
     Raises:
         TypeError: A number is not an integer.
@@ -66,7 +68,7 @@ class Plan:
     world: World = World()  # noqa: RUF009 - frozen, so one default may be shared
     tail: Tail = "pad"
     seed: int = 0
-    pads_last: bool = False
+    in_runs: bool = False
     samples: int = field(init=False)
     _epochs: dict[int, EpochOrder] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -112,7 +114,9 @@ class Plan:
             ValueError: `cursor` lies outside [0, samples].
         """
         self._check(cursor)
-        return len(self._places(cursor, self.end(cursor)))
+        end = self.end(cursor)
+        whole, rest = divmod(end - cursor, self.global_batch)
+        return whole * self.batch_size + len(self._places(end - rest, end))
 
     def steps(self, cursor: int = 0) -> int:
         """Count this rank's steps in an epoch begun at `cursor`, as `share` counts its samples."""
@@ -172,7 +176,13 @@ class Plan:
         start = cursor + step * self.global_batch
         steps = min(max(1, _SPAN // self.batch_size), most)
         stop = min(start + steps * self.global_batch, self.end(cursor))
-        if type(self.order).deal is Order.deal and not self._in_runs(stop):
+        default = type(self.order).deal is Order.deal
+        if default and self.in_runs:
+            last = stop - (stop - start) % self.global_batch
+            firsts = np.arange(start, last, self.global_batch) + self.world.rank * self.batch_size
+            rows = np.add.outer(firsts, np.arange(self.batch_size))
+            positions = np.append(rows, _array(self._places(last, stop)) + last)
+        elif default:
             positions = _array(self._places(start, stop)) + start
         return positions, self.indices(epoch, positions)
 
@@ -209,15 +219,17 @@ class Plan:
         whole_number("cursor", cursor, high=self.samples, fix="It counts the epoch's samples already read.")
 
     def _in_runs(self, stop: int) -> bool:
-        return self.pads_last and stop > self.samples
+        """Tell whether the global batch that ends at `stop` is dealt in runs."""
+        return self.in_runs and (stop > self.samples or type(self.order).deal is Order.deal)
 
     def _places(self, start: int, stop: int) -> range:
         """Return this rank's places in the global batch [start, stop)."""
         rank, size = self.world.rank, self.world.size
-        if self._in_runs(stop):
-            share = (stop - start) // size
-            return range(rank * share, (rank + 1) * share)
-        return range((rank - start) % size, stop - start, size)
+        if not self._in_runs(stop):
+            return range((rank - start) % size, stop - start, size)
+        share, more = divmod(stop - start, size)  # the first ranks take one more
+        first = rank * share + min(rank, more)
+        return range(first, first + share + (rank < more))
 
 
 def _array(places: range) -> Positions:
