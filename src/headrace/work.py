@@ -31,6 +31,7 @@ from headrace.randomness import (
     seed_worker,
 )
 from headrace.share import StreamShare
+from headrace.torch_threads import one_torch_thread
 from headrace.types import IndexTask, Indices, PlanTask, Positions, Remark, Rows, StreamStart, StreamTask, Task
 
 
@@ -300,7 +301,7 @@ class Worker:
 
     @contextmanager
     def _generators_apart(self, stream: bool) -> Iterator[None]:
-        with callers_generators_kept():
+        with one_torch_thread(), callers_generators_kept():
             if self._stream_generators is not None:
                 self._stream_generators.restore()
             try:
