@@ -1,5 +1,6 @@
 """What only threads can do, and what only they can spoil."""
 
+import gc
 import random
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -442,6 +444,35 @@ def test_a_batch_that_is_computed_twice_is_waited_for_with_the_limit() -> None:
     gate.set()
     assert list(batches) == [[(index, index)] for index in (1, 2, 3)]
     assert times.count(1) == 2
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+@pytest.mark.parametrize("draw", [keyed, of_all])
+def test_an_error_at_the_limit_or_after_it_holds_no_cycle(draw: Any) -> None:
+    class Large:
+        pass
+
+    dataset = Gated(draw, 1)
+    held: list[weakref.ref[Large]] = []
+
+    def fail() -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        assert dataset.gate.wait(LIMIT_S)
+        raise KeyError(large)
+
+    dataset.then = fail
+    batches = dataset.batches()
+    gc.disable()
+    try:
+        with pytest.raises(DeliveryTimeout):
+            next(batches)
+        dataset.gate.set()
+        with pytest.raises(KeyError):
+            next(batches)
+        wait_until(lambda: not any(one() for one in held))
+    finally:
+        gc.enable()
 
 
 def test_a_batch_under_way_does_not_keep_its_pool() -> None:

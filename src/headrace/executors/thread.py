@@ -163,13 +163,14 @@ class _Crew:
             with turns.lock:
                 self.waiting.appendleft(job)
                 turns.tell()
+            del error  # whose traceback holds this frame, which would hold it
             return
         future.remarks.extend(worker.remarks)
         if moved:
             future.remarks.append(_stream_remark(moved))  # what it read is gone, so it cannot be computed again
         self.false_alarms = 0
         _fill(future, outcome, error)
-        del error, future  # the error's traceback holds this frame, which would hold them
+        del error, future  # likewise
 
     def callers_job(self, futures: Sequence[Future]) -> _Job | None:
         """Return what the caller has to see to itself before any of some futures is done, if there is such a job."""
@@ -265,8 +266,7 @@ class _Crew:
             before = Generators()
             try:
                 with held.let():
-                    outcome = compute()
-                return outcome, before.moved()
+                    return compute(), before.moved()  # no variable: an error's traceback would hold it
             finally:
                 before.restore()
 
@@ -284,8 +284,9 @@ class _Crew:
             # What was seeded may have drawn after the caller took the generators back. A stream cannot be read again.
             right = not (errand.seeded or runs.seeded or runs.moved) or isinstance(errand.task, StreamTask)
             del self.errands[worker.worker_id]
+            outcome = runs.take()
             if runs.task is errand.task and right:
-                return runs.take(), runs.moved
+                return outcome, runs.moved
         with callers_generators_kept() if errand.seeded else nullcontext():
             errand.wait(self.errands, worker.worker_id, deadline)
         del self.errands[worker.worker_id]
