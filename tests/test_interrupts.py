@@ -64,7 +64,7 @@ def test_an_interrupt_at_any_line_tears_nothing(
     [
         {"executor": "inline"},
         {"executor": "thread", "num_workers": 2, "timeout": 15},
-        {"executor": "thread", "num_workers": 1, "timeout": 15, "persistent_workers": True},
+        {"executor": "thread", "num_workers": 1, "persistent_workers": True},
     ],
     ids=["inline", "thread", "thread-persistent"],
 )

@@ -18,6 +18,7 @@ FLOORS = {
     "gather": 2,
     "plan": 2,
     "telemetry": 2,
+    "torch_threads": 2,
     "world": 2,
     "agreement": 3,
     "randomness": 3,

@@ -18,9 +18,12 @@ from headrace.randomness import (
     Drawing,
     Generators,
     Keys,
+    Lease,
+    LeaseEnded,
     _seed_numpy,
     callers_generators_kept,
     here,
+    seed_from_words,
     seed_worker,
 )
 
@@ -138,6 +141,33 @@ def test_no_interrupt_leaves_a_batch_in_work_behind(dataset: Any, options: dict[
     assert end == ("return", "Worker.run")
     assert last_inside[0] == "return"
     assert here.drawing is None
+
+
+def test_a_lease_that_has_ended_sets_no_generators_any_more() -> None:
+    seen: list[str] = []
+
+    def work(lease: Lease) -> None:
+        here.lease = lease
+        inner = Lease()
+        with callers_generators_kept():
+            seed_from_words([1, 2, 3])
+            seen.append("seeded")
+        before = Generators()
+        lease.end()
+        for one in (lease, inner):
+            here.lease = one
+            for act in (before.restore, lambda: seed_from_words([1, 2, 3])):
+                with pytest.raises(LeaseEnded):
+                    act()
+        seen.append("refused")
+
+    with callers_generators_kept():  # which the other thread need not wait for
+        before = Generators()
+        thread = threading.Thread(target=work, args=(Lease(),))
+        thread.start()
+        thread.join(60)
+        assert seen == ["seeded", "refused"]
+        assert not before.moved()
 
 
 @given(st.integers(0, 2**63), st.integers(0, 1000))

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from headrace.errors import note, whole_number
 from headrace.randomness import Generators, here
+from headrace.torch_threads import one_torch_thread
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -130,11 +131,11 @@ class Deferred(Dataset[Any]):
     workers everything is then as if the loader had been given what was built, and `get_worker_info().dataset` is that.
     Torch's wrappers, such as `Subset`, take it too.
 
-    The factory must make the same samples in every process. It may ask `get_worker_info()` where it runs. The global
-    random generators are put back to where they were before it. If it raises, so does the read, and the next read tries
-    again. This object has none of the dataset's other attributes; `built()` gives the dataset of the process that asks.
-    `loader.set_epoch` does not reach it, but for an iterable one, whose workers are told the epoch under
-    `seed=`.
+    The factory must make the same samples in every process. It may ask `get_worker_info()` where it runs. Torch
+    computes with one thread meanwhile. The global random generators are put back to where they were before it. If it
+    raises, so does the read, and the next read tries again. This object has none of the dataset's other attributes;
+    `built()` gives the dataset of the process that asks. `loader.set_epoch` does not reach it, but for an iterable one,
+    whose workers are told the epoch under `seed=`.
 
     Args:
         factory: Makes the dataset; called without arguments. Workers that are not forked get it pickled.
@@ -200,7 +201,8 @@ class Deferred(Dataset[Any]):
         outer, before = here.drawing, Generators()
         try:
             here.drawing = None  # its random numbers are not those of a sample that is in work
-            dataset = built(self.factory())
+            with one_torch_thread():
+                dataset = built(self.factory())
             self._check(dataset)
         except StopIteration as error:  # would pass for the end of the data
             raise RuntimeError(f"the factory of {self!r} raised StopIteration") from error

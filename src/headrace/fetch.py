@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset, StackDataset, Subset
 
 from headrace.errors import note
 from headrace.plan.keys import sample_seeds
 from headrace.randomness import Drawing, Generators, Keys, here, seed_from_words, wait_for_all
+from headrace.torch_threads import begin_with_torch_threads
 from headrace.types import Remark, Replaced
 
 Substitutes = Callable[[int, int], Sequence[int]]
@@ -163,6 +165,7 @@ class Fetcher:
         errors: dict[int, BaseException] = {}
         replaced: dict[int, Replaced] = {}
         places = deque(range(len(indices)))
+        lease = here.lease
 
         def left() -> Iterator[int]:
             while places and not errors:
@@ -173,15 +176,18 @@ class Fetcher:
 
         def work() -> None:
             here.drawing = drawing = Drawing(keys, 0)
+            here.lease = lease
             try:
                 self._fill(samples, left(), indices, drawing, False, step, replaced)
             except BaseException as error:  # noqa: BLE001 - raised below
                 errors[drawing.place] = error
             finally:
-                here.drawing = None
+                here.drawing = here.lease = None
 
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-fetch")
+            self._pool = ThreadPoolExecutor(
+                self._threads, "headrace-fetch", begin_with_torch_threads, (torch.get_num_threads(),)
+            )
         try:
             wait_for_all([self._pool.submit(work) for _ in range(min(self._threads, len(indices)))])
         finally:

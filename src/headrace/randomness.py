@@ -1,6 +1,7 @@
 """Random numbers: the three global generators of a process, and generators of each sample's own."""
 
 import functools
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,18 @@ def seed_from_words(words: Sequence[int]) -> None:
     """Seed torch, random and numpy from three words: 64, 64 and 32 bits.
 
     `torch.manual_seed` also visits every accelerator, at eighty times the cost; work is done on the CPU.
+
+    Raises:
+        LeaseEnded: The thread had a lease of the generators that was ended.
     """
-    torch_seed, python_seed, numpy_seed = words
+    if here.lease is not None:
+        with here.lease:
+            _seed(*words)
+    else:
+        _seed(*words)
+
+
+def _seed(torch_seed: int, python_seed: int, numpy_seed: int) -> None:
     torch.default_generator.manual_seed(torch_seed)
     random.seed(python_seed)
     np.random.seed(numpy_seed)
@@ -79,7 +90,18 @@ class Generators:
         return torch_state, python_state, (kind, words.tolist(), *rest)
 
     def restore(self) -> None:
-        """Put the states back."""
+        """Put the states back.
+
+        Raises:
+            LeaseEnded: The thread had a lease of the generators that was ended.
+        """
+        if here.lease is not None:
+            with here.lease:
+                self._restore()
+        else:
+            self._restore()
+
+    def _restore(self) -> None:
         torch_state, python_state, numpy_state = self._states
         torch.set_rng_state(torch_state)
         if python_state is not None:
@@ -97,10 +119,60 @@ class Generators:
 _kept = threading.Condition()
 
 
+def _kept_here() -> threading.Condition:
+    """Return what the thread that uses the generators holds."""
+    return _kept if here.lease is None else here.lease.kept
+
+
+class LeaseEnded(BaseException):
+    """A thread sets the global generators whose lease was ended; no `Exception`, which the user's code might catch."""
+
+
+class Lease:
+    """Permission for a thread to set the global generators while another keeps them for it; that may end it.
+
+    A block with it is one in which it does not end.
+
+    Attributes:
+        kept: Held by that of the threads of the work that uses the generators, in place of what the keeper holds.
+
+    Raises:
+        LeaseEnded: By the block's beginning, it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.kept = threading.Condition()
+        self._of = here.lease
+        self._lock: threading.Lock = threading.Lock() if self._of is None else self._of._lock
+        self._ended = False
+
+    def end(self) -> None:
+        """End it, and with it those that its thread has given."""
+        with self._lock:
+            self._ended = True
+
+    def _check(self) -> None:
+        if self._of is not None:
+            self._of._check()
+        if self._ended:
+            raise LeaseEnded
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self._check()
+        except LeaseEnded:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 @contextmanager
 def callers_generators_kept() -> Iterator[None]:
     """Leave the caller's generators as they were, whatever the work inside draws or seeds; one thread at a time."""
-    with InterruptsHeld() as held, _kept:
+    with InterruptsHeld() as held, _kept_here():
         callers = Generators()
         try:
             with held.let():
@@ -111,15 +183,16 @@ def callers_generators_kept() -> Iterator[None]:
 
 def wait_for_all(running: Sequence[Future[None]]) -> None:
     """Wait for work in other threads; it may need the generators that this thread keeps for itself meanwhile."""
+    kept = _kept_here()
 
     def notice(_: Future[None]) -> None:
-        with _kept:
-            _kept.notify_all()
+        with kept:
+            kept.notify_all()
 
     for one in running:
         one.add_done_callback(notice)
-    with _kept:
-        _kept.wait_for(lambda: all(one.done() for one in running))
+    with kept:
+        kept.wait_for(lambda: all(one.done() for one in running))
     for one in running:
         one.result()
 
@@ -176,9 +249,11 @@ class Here(threading.local):
     Attributes:
         drawing: The batch in work; None outside of one. Whoever sets it puts it back by an assignment in a `finally`:
             within a call, were it only to a method, an interrupt could come first.
+        lease: What it may set the global generators by; None if that depends on nobody.
     """
 
     drawing: Drawing | None = None
+    lease: Lease | None = None
 
     def __init__(self) -> None:
         self._outside: dict[str, tuple[int, Any]] = {}
@@ -194,6 +269,16 @@ class Here(threading.local):
 
 
 here = Here()
+
+
+def _forget_threads() -> None:
+    """Begin anew in a forked process, which has none of them, with generators of its own."""
+    global _kept
+    _kept, here.lease = threading.Condition(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def rng() -> np.random.Generator:

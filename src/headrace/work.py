@@ -30,6 +30,7 @@ from headrace.randomness import (
 )
 from headrace.share import StreamShare
 from headrace.streaming import READ_OTHERWISE, Stream, StreamEnd
+from headrace.torch_threads import one_torch_thread
 from headrace.types import IndexTask, Indices, PlanTask, Positions, Remark, Rows, StreamStart, StreamTask, Task
 
 _WORTH_IT = 256
@@ -275,7 +276,7 @@ class Worker:
 
     @contextmanager
     def _generators_apart(self, stream: bool) -> Iterator[None]:
-        with callers_generators_kept():
+        with one_torch_thread(), callers_generators_kept():
             if self._stream_generators is not None:
                 self._stream_generators.restore()
             try:

@@ -37,6 +37,7 @@ CELLS = {
     "inline-fetch": {"executor": "inline", "fetch_threads": 3},
     "thread-1": {"executor": "thread", "num_workers": 1},
     "thread-2": {"executor": "thread", "num_workers": 2},
+    "thread-2-timeout": {"executor": "thread", "num_workers": 2, "timeout": 60},
     "thread-2-fetch-persistent": {
         "executor": ThreadExecutor(),
         "num_workers": 2,

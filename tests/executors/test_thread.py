@@ -10,27 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 import headrace
+from executors.thread_datasets import Computed, Stream
 from headrace import DataLoader
 from headrace.executors.thread import FALSE_ALARMS
 from headrace.testing import FakeDataset
-
-LIMIT_S = 20
-
-
-class Computed(Dataset[tuple[int, Any]]):
-    """Calls a function for each sample."""
-
-    def __init__(self, length: int, compute: Any) -> None:
-        self.length, self.compute = length, compute
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> tuple[int, Any]:
-        return index, self.compute(index)
+from waiting import LIMIT_S
 
 
 def read(dataset: Any, workers: int = 2, **options: Any) -> list[Any]:
@@ -70,7 +57,8 @@ def test_collation_needs_no_shared_memory() -> None:
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()).item()])
 @pytest.mark.parametrize("begins", [0, 13])
-def test_a_dataset_that_draws_gets_its_bits_one_batch_at_a_time(draw: Any, begins: int) -> None:
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_a_dataset_that_draws_gets_its_bits_one_batch_at_a_time(draw: Any, begins: int, timeout: float) -> None:
     threads: list[str] = []
 
     def compute(index: int) -> float:
@@ -82,10 +70,10 @@ def test_a_dataset_that_draws_gets_its_bits_one_batch_at_a_time(draw: Any, begin
     threads.clear()
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match=r"draws from the global generator of .*headrace\.rng") as said:
-        assert read(dataset, batch_size=2, seed=4) == expected
+        assert read(dataset, batch_size=2, seed=4, timeout=timeout) == expected
     assert sum("global generator" in str(one.message) for one in said) == 1
-    assert set(threads[-10:]) == {threading.current_thread().name}
-    if begins:
+    assert set(threads[-10:]) == {"headrace-worker-0" if timeout else threading.current_thread().name}
+    if begins and not timeout:
         assert len(set(threads)) > 1
 
 
@@ -147,6 +135,13 @@ class Nested(Dataset[float]):
         ({"executor": "thread", "num_workers": 3}, {"executor": "thread", "num_workers": 2}),
         ({"executor": "thread", "num_workers": 2}, {"num_workers": 0, "fetch_threads": 2}),
         ({"num_workers": 0, "fetch_threads": 3}, {"executor": "thread", "num_workers": 2}),
+        ({"executor": "thread", "num_workers": 2, "timeout": 60}, {"executor": "thread", "num_workers": 2}),
+        (
+            {"executor": "thread", "num_workers": 2, "timeout": 60},
+            {"executor": "thread", "num_workers": 2, "timeout": 60},
+        ),
+        ({"executor": "thread", "num_workers": 2}, {"executor": "thread", "num_workers": 2, "timeout": 60}),
+        ({"executor": "thread", "num_workers": 2, "timeout": 60}, {"num_workers": 0, "fetch_threads": 2}),
     ],
 )
 def test_loaders_within_loaders(outer: dict[str, Any], inner: dict[str, Any]) -> None:
@@ -163,14 +158,6 @@ def test_a_forked_worker_may_have_threads_of_its_own() -> None:
     nested = Nested(executor="thread", num_workers=2)
     loader = DataLoader(nested, batch_size=2, seed=0, num_workers=1, multiprocessing_context="fork")
     assert [batch.tolist() for batch in loader] == expected
-
-
-class Stream(IterableDataset[float]):
-    def __init__(self, draw: Any) -> None:
-        self.draw = draw
-
-    def __iter__(self) -> Any:
-        return (self.draw() for _ in range(8))
 
 
 def test_a_stream_that_draws_is_warned_about() -> None:
@@ -257,9 +244,16 @@ loader = iter(DataLoader(Slow(), num_workers=4, executor="thread"))
 print(next(loader), next(loader))
 {last}
 """
+LATE = """
+from torch.utils.data import Subset
+try:
+    next(iter(DataLoader(Subset(Slow(), [2]), num_workers=1, executor="thread", timeout=0.1)))
+except RuntimeError:
+    sys.exit(4)
+"""
 
 
-@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2)])
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2), (LATE, 4)])
 def test_the_interpreter_ends_while_threads_compute(last: str, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True, text=True, timeout=60, check=False

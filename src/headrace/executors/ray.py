@@ -26,7 +26,8 @@ class RayExecutor(Executor):
 
     Args:
         address: The cluster's head, "host:port"; or "auto", "local" or "ray://host:port". Default: as said above.
-        num_cpus: CPUs that each worker reserves, >= 0; torch gets as many threads there, and one at least.
+        num_cpus: CPUs that each worker reserves, >= 0; torch gets as many threads there, and one at least. With more
+            than one, the last bits of large sums, products and transforms may differ from every other executor's.
         resources: Custom resources that each worker reserves, by name.
         scheduling_strategy: As Ray's. Default: "DEFAULT", wherever there is room, also outside of the placement group
             that the rank may be in.

@@ -4,6 +4,9 @@ Threads share the process's global generators. A batch is therefore computed wit
 if they moved, the batch is computed again in the caller's thread, seeded sample by sample as everywhere else. If it was
 the batch that drew, all further batches are computed like that; it may also have been the training loop. The first
 batch is tried in the caller's thread to begin with, since most datasets that draw do so from the first sample on.
+
+Where the caller waits with a limit, its worker's thread computes such a batch, and the caller keeps the generators for
+it meanwhile. At the limit it takes them back: what that thread goes on to do must not set them any more.
 """
 
 import atexit
@@ -15,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,10 +26,13 @@ from typing import Any
 from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.base import Executor, Failure, Future, Pool, locate
+from headrace.executors.base import Executor, Failure, Future, Pool, locate, name_task
+from headrace.executors.turns import Errand, Outcome, OverLimit, this_thread, turns
 from headrace.fetch import drawing_remark
 from headrace.interrupts import InterruptsHeld
-from headrace.randomness import Generators, callers_generators_kept
+from headrace.randomness import Generators, Lease, callers_generators_kept
+from headrace.randomness import here as work_here
+from headrace.torch_threads import begin_with_torch_threads, one_torch_thread
 from headrace.types import Remark, StreamTask, Task
 from headrace.work import Work, Worker
 
@@ -59,108 +65,21 @@ class ThreadExecutor(Executor):
 
 @dataclass(eq=False)
 class _Job:
-    """A task that waits to be computed, by any worker if `worker` is None, as long as somebody waits for it."""
+    """A task that waits to be computed, as long as somebody waits for it.
+
+    Attributes:
+        task: The task.
+        future: What its asker holds.
+        worker: Whose it is; None if any worker may take it.
+        number: Which of that worker's tasks it is; None before it has begun.
+        again: Whether the generators moved meanwhile, so that it is to be computed once more, alone.
+    """
 
     task: Task
     future: "weakref.ref[Future]"
     worker: int | None
-
-
-class _Process:
-    """What all threads of the process share: whether some compute, or one alone.
-
-    Attributes:
-        lock: Held while anything of it, or of a crew, is looked at or changed. No `Condition`: a Ctrl-C among the lines
-            of its methods would leave it locked.
-        running: Batches being computed in worker threads.
-        paused: Whether no further one may begin.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.running = 0
-        self.paused = False
-        self._bells: list[threading.Lock] = []
-
-    def tell(self) -> None:
-        """Have all who wait look again; to be called with the lock."""
-        bells, self._bells = self._bells, []
-        for bell in bells:
-            bell.release()
-
-    def wait_for(self, happened: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until something, asked with the lock, is so; return whether it is, within the time allowed."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            with InterruptsHeld(), self.lock:
-                if happened():
-                    return True
-                bell = threading.Lock()
-                bell.acquire()
-                self._bells.append(bell)
-            if not bell.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
-                return False
-
-    @contextmanager
-    def alone(self, held: InterruptsHeld) -> Iterator[None]:
-        """Keep other worker threads from computing meanwhile. May be nested."""
-        if _here.alone:
-            yield
-            return
-        own = int(_here.computing)  # a loader inside a dataset: the batch that this thread computes waits, too
-        with self.lock:
-            self._count(-own)
-        try:
-            with held.let():
-                self.wait_for(self._pause)
-                self.wait_for(lambda: not self.running)
-            yield
-        finally:
-            self._resume(own)
-
-    def _pause(self) -> bool:
-        if not self.paused:
-            self.paused = _here.alone = True
-        return _here.alone
-
-    def _resume(self, own: int) -> None:
-        with self.lock:
-            if _here.alone:
-                self.paused = _here.alone = False
-            self._count(own)
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count this thread, which `running` was raised for already, as computing."""
-        _here.computing = True
-        try:
-            yield
-        finally:
-            _here.computing = False
-            with self.lock:
-                self._count(-1)
-
-    def _count(self, change: int) -> None:
-        self.running += change
-        self.tell()
-
-
-class _Here(threading.local):
-    """What a thread is at.
-
-    Attributes:
-        info: What `get_worker_info` tells in it, if it is a worker.
-        computing: Whether it is a worker in the middle of a batch.
-        alone: Whether it keeps others from computing.
-    """
-
-    info: Any = None
-    computing = False
-    alone = False
-
-
-_here = _Here()
-_process = _Process()
+    number: int | None = None
+    again: bool = False
 
 
 class _Crew:
@@ -176,14 +95,22 @@ class _Crew:
         self.tried = self.serial = self.closed = False
         self.false_alarms = 0
         self.workers = [Worker(self.work, worker, workers) for worker in range(workers)]
+        self.at: list[Task | None] = [None] * workers
+        self.errands: dict[int, Errand] = {}  # by worker
 
     def serve(self, worker_id: int) -> None:
         """Compute jobs until the crew is closed; the body of a worker thread."""
+        begin_with_torch_threads(1)
         with self.as_worker(worker_id):
             self._begin(worker_id)
             while (job := self._next_job(worker_id)) is not None:
-                with _process.counted():
-                    self._compute(job, self.workers[worker_id])
+                self.at[worker_id] = job.task
+                if isinstance(job, Errand):
+                    job.run()
+                else:
+                    with turns.counted():
+                        self._compute(job, self.workers[worker_id])
+                self.at[worker_id] = None
                 del job
 
     def _begin(self, worker_id: int) -> None:
@@ -196,23 +123,28 @@ class _Crew:
                 except BaseException as error:  # noqa: BLE001 - it is raised in the rank, at every fetch
                     # Not the exception itself: with each raising it would hold on to the frames it passes.
                     refusal = Failure.of(error, _where(worker_id))
-        with _process.lock:
+        with turns.lock:
             self.refusals[worker_id] = refusal
-            _process.tell()
+            turns.tell()
 
-    def _next_job(self, worker_id: int) -> _Job | None:
-        taken: list[_Job] = []
+    def _next_job(self, worker_id: int) -> _Job | Errand | None:
+        taken: list[_Job | Errand] = []
 
         def take() -> bool:
-            if self.tried and not self.serial and not _process.paused:
-                job = next((one for one in self.waiting if one.worker in (None, worker_id)), None)
+            errand = self.errands.get(worker_id)
+            if errand is not None and not errand.begun:
+                errand.begun = True
+                taken.append(errand)
+            elif self.tried and not self.serial and not turns.paused:
+                free = (one for one in self.waiting if one.worker in (None, worker_id) and not one.again)
+                job = next(free, None)
                 if job is not None:
                     self.waiting.remove(job)
-                    _process.running += 1
+                    turns.running += 1
                     taken.append(job)
             return self.closed or bool(taken)
 
-        _process.wait_for(take)
+        turns.wait_for(take)
         return taken[0] if taken else None
 
     def _compute(self, job: _Job, worker: Worker) -> None:
@@ -222,64 +154,95 @@ class _Crew:
         if refusal is not None:
             future.resolve(refusal)
             return
-        number = worker.count()
+        job.worker, job.number = worker.worker_id, worker.count()
         before = Generators()
-        outcome, error = _outcome(worker, partial(worker.run, job.task, number, seeded=False))
+        outcome, error = _outcome(worker, partial(worker.run, job.task, job.number, seeded=False))
         moved = before.moved()
         if moved and not isinstance(job.task, StreamTask):
-            future.resolve_later(partial(self._again, worker, job.task, number, future.remarks))
+            job.again = True
+            with turns.lock:
+                self.waiting.appendleft(job)
+                turns.tell()
+            del error  # whose traceback holds this frame, which would hold it
             return
         future.remarks.extend(worker.remarks)
         if moved:
             future.remarks.append(_stream_remark(moved))  # what it read is gone, so it cannot be computed again
         self.false_alarms = 0
         _fill(future, outcome, error)
-        del error, future  # the error's traceback holds this frame, which would hold them
+        del error, future  # likewise
 
-    def _again(self, worker: Worker, task: Task, number: int, remarks: list[Remark]) -> Any:
-        """Compute a batch once more in the caller's thread, and find out whether it was the one that drew."""
-        outcome, error, drew = self._alone(worker, task, number, remarks)
-        if drew is False:
+    def callers_job(self, futures: Sequence[Future]) -> _Job | None:
+        """Return what the caller has to see to itself before any of some futures is done, if there is such a job."""
+        # A loader inside a worker's dataset cannot count on threads: they may have to wait for that worker.
+        every = self.serial or not self.tried or this_thread.computing or this_thread.alone
+        waiting = {job.future(): job for job in self.waiting if every or job.again}
+        return next((waiting[future] for future in futures if future in waiting), None)
+
+    def compute_alone(self, futures: Sequence[Future], deadline: float | None) -> bool:
+        """Have the caller's job computed while nothing else is; return whether that was done by the deadline."""
+        with InterruptsHeld() as held:
+            with turns.lock:
+                job = self.callers_job(futures)
+                future = None if job is None else job.future()
+                if job is None or future is None:  # a thread has taken it just now
+                    return True
+                self.waiting.remove(job)
+            try:
+                with held.let():
+                    self._try(job, future, deadline)
+            except OverLimit:
+                return False
+            finally:
+                if not future.done():  # given up, or interrupted: its turn comes again
+                    with turns.lock:
+                        self.waiting.appendleft(job)
+                        turns.tell()
+        return True
+
+    def _try(self, job: _Job, future: Future, deadline: float | None) -> None:
+        worker = self.workers[job.worker or 0]
+        refusal = self.refusals[worker.worker_id]
+        if refusal is not None:
+            self.tried = True
+            future.resolve(refusal)
+            return
+        outcome, error, drew = self._alone(worker, job, future.remarks, deadline)
+        if job.again and drew is False:
             self.false_alarms += 1
             if self.false_alarms >= FALSE_ALARMS:
                 self.serial = True
-                remarks.append(
+                future.remarks.append(
                     "the training loop draws from the global generators of torch, random or numpy. Whether a batch "
                     "that was computed in a thread did so too shows only when it is computed twice, so from now on "
                     "batches are computed in the calling thread, one at a time. Give the loop generators of its own, "
                     'or use executor="process".'
                 )
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # which would hold this frame, and this frame it
-        return outcome
+        _fill(future, outcome, error)
+        del error  # whose traceback holds this frame, which would hold it
 
     def _alone(
-        self, worker: Worker, task: Task, number: int | None, remarks: list[Remark]
+        self, worker: Worker, job: _Job, remarks: list[Remark], deadline: float | None
     ) -> tuple[Any, BaseException | None, bool | None]:
-        """Compute a batch in the caller's thread, seeded if it is known to draw, or if it is seen to.
+        """Compute a batch while no other is, seeded if it is known to draw, or if it is seen to.
 
         Returns:
             The batch, or the error in its place, and whether it was seen to draw; None if that is known.
+
+        Raises:
+            OverLimit: It is not done by the deadline.
         """
-        with InterruptsHeld() as held, _process.alone(held), self.as_worker(worker.worker_id):
-            if number is None:
-                number = worker.count()
+        with InterruptsHeld() as held, turns.alone(held, deadline), self.as_worker(worker.worker_id):
+            if job.number is None:
+                job.worker, job.number = worker.worker_id, worker.count()
             drew: bool | None = None
             said: list[Remark] = []
             if not self.serial:
-                before = Generators()
-                try:
-                    with held.let():
-                        outcome, error = _outcome(worker, partial(worker.run, task, number, seeded=False))
-                    moved = before.moved()
-                finally:
-                    before.restore()
+                with held.let():
+                    (outcome, error), moved = self._watched(worker, job, deadline)
                 self.tried = True
                 drew = bool(moved)
-                if moved and isinstance(task, StreamTask):
+                if moved and isinstance(job.task, StreamTask):
                     said.append(_stream_remark(moved))
                 elif moved:
                     self.serial = True
@@ -287,58 +250,66 @@ class _Crew:
                     said.append(drawing_remark(moved, 'executor="thread"', how))
             if self.serial:
                 with held.let():
-                    outcome, error = _outcome(worker, partial(worker.run_inline, task, number))
+                    outcome, error = self._seeded(worker, job, deadline)
             remarks[:] = said + worker.remarks  # not added: after an interrupt its turn comes again
         try:
             return outcome, error, drew
         finally:
-            del error  # whose traceback holds this frame, which would hold it
+            del error  # likewise
 
-    def compute_here(self, future: Future) -> None:
-        """Compute a waiting job in the caller's thread: to try whether it draws, or since it does."""
-        with InterruptsHeld() as held:
-            with _process.lock:
-                job = next((one for one in self.waiting if one.future() is future), None)
-                if job is None:  # a thread has taken it just now
-                    return
-                self.waiting.remove(job)
+    def _watched(self, worker: Worker, job: _Job, deadline: float | None) -> tuple[Outcome, list[str]]:
+        """Compute a batch unseeded; return also which generators moved, which are put back."""
+        compute = partial(_outcome, worker, partial(worker.run, job.task, job.number, seeded=False))
+        if deadline is not None or worker.worker_id in self.errands:
+            return self._elsewhere(worker, Errand(job.task, compute, False, work_here.lease), deadline)
+        with one_torch_thread(), InterruptsHeld() as held:
+            before = Generators()
             try:
                 with held.let():
-                    self._try(job, future, self.workers[job.worker or 0])
+                    return compute(), before.moved()  # no variable: an error's traceback would hold it
             finally:
-                if not future.done():  # interrupted: its turn comes again
-                    with _process.lock:
-                        self.waiting.appendleft(job)
-                        _process.tell()
+                before.restore()
 
-    def _try(self, job: _Job, future: Future, worker: Worker) -> None:
-        refusal = self.refusals[worker.worker_id]
-        if refusal is not None:
-            self.tried = True
-            future.resolve(refusal)
-            return
-        outcome, error, _ = self._alone(worker, job.task, None, future.remarks)
-        _fill(future, outcome, error)
-        del error  # likewise
+    def _seeded(self, worker: Worker, job: _Job, deadline: float | None) -> Outcome:
+        compute = partial(_outcome, worker, partial(worker.run_inline, job.task, job.number))
+        if deadline is not None or worker.worker_id in self.errands:
+            return self._elsewhere(worker, Errand(job.task, compute, True, Lease()), deadline)[0]
+        return compute()
+
+    def _elsewhere(self, worker: Worker, errand: Errand, deadline: float | None) -> tuple[Outcome, list[str]]:
+        """Have a worker's thread run an errand, after what it runs already; that may be this very batch."""
+        runs = self.errands.get(worker.worker_id)
+        if runs is not None:
+            runs.wait(self.errands, worker.worker_id, deadline)
+            # What was seeded may have drawn after the caller took the generators back. A stream cannot be read again.
+            right = not (errand.seeded or runs.seeded or runs.moved) or isinstance(errand.task, StreamTask)
+            del self.errands[worker.worker_id]
+            outcome = runs.take()
+            if runs.task is errand.task and right:
+                return outcome, runs.moved
+        with callers_generators_kept() if errand.seeded else nullcontext():
+            errand.wait(self.errands, worker.worker_id, deadline)
+        del self.errands[worker.worker_id]
+        return errand.take(), errand.moved
 
     @contextmanager
     def as_worker(self, worker_id: int) -> Iterator[None]:
         """Let `get_worker_info` tell in this thread that it is a worker."""
-        before = _here.info
-        _here.info = self.work.info(worker_id, self.size)
+        before = this_thread.info
+        this_thread.info = self.work.info(worker_id, self.size)
         try:
             yield
         finally:
-            _here.info = before
+            this_thread.info = before
 
     def close(self) -> None:
         """Let the threads end as soon as what they are computing is done."""
         if os.getpid() != self._owner:  # a forked child has none of them, and perhaps a lock that nobody will release
             return
-        with InterruptsHeld(), _process.lock:
+        with InterruptsHeld(), turns.lock:
             self.closed = True
             self.waiting.clear()
-            _process.tell()
+            turns.tell()
 
 
 class _ThreadPool(Pool):
@@ -356,26 +327,43 @@ class _ThreadPool(Pool):
                 thread = threading.Thread(target=crew.serve, args=(worker,), name=f"{_NAME}{worker}", daemon=True)
                 with InterruptsHeld():
                     thread.start()
-            _process.wait_for(lambda: len(crew.refusals) == workers)
+            turns.wait_for(lambda: len(crew.refusals) == workers)
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
         assert self._crew is not None
         future = Future(-1 if worker is None else worker)
-        with _process.lock:
+        with turns.lock:
             waiting = self._crew.waiting
             for job in [job for job in waiting if job.future() is None]:  # of a pass that was abandoned
                 waiting.remove(job)
             waiting.append(_Job(task, weakref.ref(future), worker))
-            _process.tell()
+            turns.tell()
         return future
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         crew = self._crew
         assert crew is not None
-        # A loader inside a worker's dataset cannot count on threads: they may have to wait for that worker.
-        if crew.serial or not crew.tried or _here.computing or _here.alone:
-            crew.compute_here(futures[0])
-        return _process.wait_for(lambda: any(future.done() for future in futures), timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def done() -> bool:
+            return any(future.done() for future in futures)
+
+        while turns.wait_for(lambda: done() or crew.callers_job(futures) is not None, deadline):
+            if done():
+                return True
+            if not crew.compute_alone(futures, deadline):
+                return False
+        return False
+
+    def describe(self, window: Sequence[Future]) -> str:
+        crew = self._crew
+        assert crew is not None
+        at = [
+            f"worker thread {worker} is at {name_task(self.work, task)}"
+            for worker, task in enumerate(crew.at)
+            if task is not None
+        ]
+        return f"{'; '.join(at) or 'no worker thread is at work'}; {super().describe(window)}"
 
     @property
     def owed(self) -> int:
@@ -438,8 +426,8 @@ def _prepare_process() -> None:
 
 def _forget_threads() -> None:
     """Begin anew in a forked process, which has none of them."""
-    vars(_here).clear()
-    _process.__init__()  # type: ignore[misc]
+    vars(this_thread).clear()
+    turns.__init__()  # type: ignore[misc]
 
 
 def _get_worker_info() -> Any:
@@ -449,7 +437,7 @@ def _get_worker_info() -> Any:
 def _info(of_process: Any) -> Any:
     # Torch's collation asks in order to collate into shared memory, which a thread has no use for.
     asked_by = sys._getframe(2).f_globals.get("__name__")
-    here = None if asked_by == default_collate.__module__ else _here.info
+    here = None if asked_by == default_collate.__module__ else this_thread.info
     return of_process if here is None else here
 
 
