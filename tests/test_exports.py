@@ -17,6 +17,7 @@ after = torch.get_rng_state().sum().item(), random.getstate(), numpy.random.get_
 assert before == after, "random state touched"
 assert threading.active_count() == 1, threading.enumerate()
 assert not multiprocessing.active_children()
+headrace.DataLoader([1], num_workers=1, executor="ray")
 optional = {"typer", "rich", "sklearn", "lightning", "accelerate", "ray", "transformers"}
 assert not optional & sys.modules.keys(), optional & sys.modules.keys()
 """

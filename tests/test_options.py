@@ -1,10 +1,14 @@
 """Wrong options: each gets an error that gives name, value, what is allowed, and the fix."""
 
+import inspect
 import re
+import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
@@ -12,8 +16,11 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from headrace import (
     Balanced,
     DataLoader,
+    Deferred,
     InlineExecutor,
+    MissingExtra,
     ProcessExecutor,
+    RayExecutor,
     Sequential,
     Shuffled,
     Subset,
@@ -125,16 +132,19 @@ def test_a_rank_outside_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_beside_a_users_sampler_are_ignored_aloud() -> None:
-    with pytest.warns(UserWarning, match="order, tail, distributed is ignored: the sampler or batch_sampler"):
-        DataLoader(FakeDataset(5), sampler=[0], order=Sequential(), tail="exact", distributed=World(0, 2))
+    with pytest.warns(UserWarning, match="seed, order, tail, distributed is ignored: the sampler or batch_sampler"):
+        DataLoader(FakeDataset(5), sampler=[0], seed=1, order=Sequential(), tail="exact", distributed=World(0, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        DataLoader(FakeDataset(5), sampler=DistributedSampler(FakeDataset(5), 2, 0), seed=1, executor="inline")
+        DataLoader(
+            FakeDataset(5), sampler=DistributedSampler(FakeDataset(5), 2, 0), executor="inline", distributed=False
+        )
 
 
 def test_inline_overrides_the_number_of_workers() -> None:
     for executor in ("inline", InlineExecutor()):
-        loader = DataLoader(FakeDataset(5), num_workers=2, executor=executor, timeout=1)  # type: ignore[arg-type]
+        with pytest.warns(UserWarning, match=r"^num_workers, timeout is ignored: executor=.* has no use for it"):
+            loader = DataLoader(FakeDataset(5), num_workers=2, executor=executor, timeout=1)  # type: ignore[arg-type]
         assert len(list(loader)) == 5
         assert not iter(loader)._workers
 
@@ -145,3 +155,133 @@ def test_a_rebuild_with_the_loaders_own_sampler_passes_what_the_first_was_given(
         FakeDataset(5), batch_sampler=first.batch_sampler, on_error="replace", tail="exact", order=Shuffled()
     )
     assert sorted(index for batch in again for index in batch["index"].tolist()) == list(range(5))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 1, "shuffle": True, "generator": torch.Generator()},
+        {"order": Balanced([0, 1, 0, 1, 0]), "shuffle": False, "tail": "exact"},
+        {"executor": "inline", "num_workers": 2, "persistent_workers": True, "timeout": 1},
+        {"executor": "thread", "num_workers": 2, "multiprocessing_context": "fork", "distributed": World(0, 2)},
+    ],
+    ids=lambda options: "-".join(options),
+)
+@pytest.mark.parametrize("part", ["sampler", "batch_sampler"])
+def test_a_rebuild_is_not_told_again_what_has_no_effect(options: dict[str, Any], part: str) -> None:
+    with pytest.warns(UserWarning, match="is ignored"):
+        first = DataLoader(FakeDataset(5), **options)
+    given = {name: getattr(first, name) for name in inspect.signature(DataLoader).parameters if hasattr(first, name)}
+    given |= {"sampler": None, "batch_sampler": None, part: getattr(first, part)}
+    if part == "batch_sampler":
+        del given["batch_size"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataLoader(**given)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_datapipes_are_torchs_alone() -> None:
+    with pytest.warns(
+        UserWarning, match="seed, tail, executor, fetch_threads is ignored: datapipes are read by torch's"
+    ):
+        DataLoader(SequenceWrapper(range(3)), seed=1, tail="pad", executor="inline", fetch_threads=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataLoader(SequenceWrapper(range(3)), shuffle=True)
+
+
+def test_an_epoch_without_a_batch_is_explained_in_the_users_words() -> None:
+    world = World(0, 3)
+    with pytest.warns(
+        UserWarning, match=r'^tail="drop" leaves no batch at all: 5 samples are fewer .* 3 ranks x 2 = 6'
+    ):
+        assert not list(DataLoader(FakeDataset(5), 2, tail="drop", distributed=world))
+    with pytest.warns(UserWarning, match=r"^drop_last=True leaves no batch at all: 5 samples are fewer"):
+        assert not list(DataLoader(FakeDataset(5), 2, drop_last=True, distributed=world))
+
+
+@pytest.mark.parametrize("executor", ["ray", RayExecutor()])
+def test_ray_that_is_not_installed_is_named_when_the_loader_is_made(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r'executor="ray" needs Ray: pip install "headrace\[ray\]"'):
+        DataLoader(FakeDataset(5), num_workers=1, executor=executor)
+
+
+def test_a_ray_client_that_is_not_installed_is_named_when_the_loader_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    DataLoader(FakeDataset(5), num_workers=1, executor="ray")
+    with pytest.raises(MissingExtra, match=r'needs Ray and its client: pip install "headrace\[ray-client\]"'):
+        DataLoader(FakeDataset(5), num_workers=1, executor=RayExecutor("ray://127.0.0.1:1"))
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:1")
+    with pytest.raises(MissingExtra, match="needs Ray and its client"):
+        DataLoader(FakeDataset(5), num_workers=1, executor="ray")
+
+
+class Broken(FakeDataset):
+    """It has no length, and nothing of it can be shown."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("nor a line")
+
+
+class Secret(Sequential):
+    """It cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("nothing to see")
+
+
+def _unbuilt() -> Any:
+    raise AssertionError("the dataset is not to be built")
+
+
+@pytest.mark.parametrize(
+    ("loader", "line"),
+    [
+        (lambda: DataLoader([1, 2]), "DataLoader(list of 2 samples, batch_size=1)"),
+        (
+            lambda: DataLoader(FakeDataset(10**6), 64, seed=0, distributed=World(1, 4), tail="exact"),
+            "DataLoader(FakeDataset of 1,000,000 samples, batch_size=64, seed=0, "
+            "distributed=World(rank=1, size=4), tail='exact')",
+        ),
+        (
+            lambda: DataLoader(
+                FakeDataset(3),
+                order=Subset([1, 2]),
+                num_workers=1,
+                executor="thread",
+                fetch_threads=2,
+                on_error="replace",
+            ),
+            "DataLoader(FakeDataset of 3 samples, batch_size=1, num_workers=1, order=Subset(2 indices), "
+            "executor='thread', fetch_threads=2, on_error='replace')",
+        ),
+        (lambda: DataLoader(FakeDataset(3), batch_sampler=[[1]]), "DataLoader(FakeDataset of 3 samples)"),
+        (lambda: DataLoader(Numbers(), distributed=False), "DataLoader(Numbers, batch_size=1, distributed=False)"),
+        (lambda: DataLoader(Broken(3)), "DataLoader(Broken, batch_size=1)"),
+        (lambda: DataLoader(Deferred(_unbuilt)), "DataLoader(Deferred(_unbuilt), batch_size=1)"),
+        (lambda: DataLoader(Deferred(_unbuilt, 1234)), "DataLoader(Deferred(_unbuilt) of 1,234 samples, batch_size=1)"),
+        (lambda: DataLoader.__new__(DataLoader), "DataLoader(NoneType)"),
+    ],
+)
+def test_a_loader_is_shown_in_a_line(loader: Callable[[], Any], line: str) -> None:
+    made = loader()
+    before = torch.get_rng_state()
+    assert repr(made) == line
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_loader_is_shown_whatever_its_parts_are() -> None:
+    half_made = DataLoader.__new__(DataLoader)
+    half_made.__dict__["order"] = torch.zeros(1000)
+    assert repr(half_made).startswith("DataLoader(NoneType, order=tensor([0., 0., ")
+    assert len(repr(half_made)) < 300
+    assert re.fullmatch(
+        r"DataLoader\(list of 1 samples, batch_size=1, order=<Secret .*>\)", repr(DataLoader([1], order=Secret()))
+    )

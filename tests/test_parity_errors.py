@@ -1,4 +1,7 @@
-"""What torch refuses, reports and warns of, headrace does by the same type and in the same words."""
+"""What torch refuses, reports and warns of, headrace does by the same type and in the same words.
+
+What it refuses earlier than torch, and in more words, is in `test_arguments.py`.
+"""
 
 import re
 import sys
@@ -24,6 +27,14 @@ from parity_tools import (
 )
 
 pytestmark = pytest.mark.timeout(60)
+
+
+class Unsized:
+    """Sample i is i, for every i."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
 
 MAP, STREAM = data.Drawing(), data.Stream()
 WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -61,12 +72,9 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "wrong generator, unshuffled": (MAP, {"generator": 7}),
     "empty": ([], {}),
     "empty, shuffled": ([], {"shuffle": True}),
-    "no length, shuffled": (iter([1]), {"shuffle": True}),
-    "no length": (iter([1]), {}),
-    "no dataset": (None, {}),
-    "no dataset, shuffled": (None, {"shuffle": True}),
-    "workers of a string": (MAP, {"num_workers": "1"}),
-    "no workers": (MAP, {"num_workers": None}),
+    "no length": (Unsized(), {}),
+    "no length, shuffled": (Unsized(), {"shuffle": True}),
+    "no length, worker": (Unsized(), {"num_workers": 1}),
     "unknown option": (MAP, {"batchsize": 1}),
     "too many positions": (MAP, {"args": (1, False, None, None, 0, None, False, False, 0, None, None, None, 2)}),
     "inline timeout": (MAP, {"timeout": 3}),
@@ -78,12 +86,17 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "index out of range, worker": ([1, 2], {"sampler": [0, 2, 1], "num_workers": 1}),
     "nothing to collate": (MAP, {"batch_sampler": [[], [1]]}),
     "nothing to collate, worker": (MAP, {"batch_sampler": [[], [1]], "num_workers": 1}),
+    "None": ([None, None], {"batch_size": 2}),
+    "None, worker": ([None, None], {"batch_size": 2, "num_workers": 1}),
+    "None among tensors": ([torch.zeros(2), None], {"batch_size": 2}),
+    "None among tensors, worker": ([torch.zeros(2), None], {"batch_size": 2, "num_workers": 1}),
+    "None in a sample, worker": ([(torch.zeros(2), 1), (None, 1)], {"batch_size": 2, "num_workers": 1}),
+    "a number among tensors, worker": ([torch.zeros(2), 1.0], {"batch_size": 2, "num_workers": 1}),
     "unknown sample type": ([object()], {}),
     "unknown sample type, worker": ([object()], {"num_workers": 1}),
     "uneven samples": ([[1, 2], [1]], {"batch_size": 2}),
     "uneven tensors, worker": ([torch.zeros(2), torch.zeros(3)], {"batch_size": 2, "num_workers": 1}),
     "gradients, worker": ([torch.zeros(2, requires_grad=True)], {"num_workers": 1}),
-    "not a dataset, worker": (7, {"sampler": [1], "num_workers": 1}),
     "stream of nothing": (STREAM, {"batch_size": 0}),
 }
 

@@ -1,6 +1,7 @@
-"""What a worker draws: whatever it computed before, each sample's random numbers are its position's."""
+"""What a worker draws, and how it fails: each sample's random numbers are its position's, each error names samples."""
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+from headrace import DataLoader
 from headrace.plan import Plan, Shuffled
 from headrace.plan.keys import sample_seeds
 from headrace.randomness import callers_generators_kept, seed_from_words
@@ -60,3 +62,57 @@ def test_the_last_step_has_its_own_samples_only(batch_size: int) -> None:
         batches = [worker.run(PlanTask(0, step)) for step in range(plan.steps())]
     assert [len(batch) for batch in batches] == [plan.size(step) for step in range(plan.steps())]
     assert len({sample[1] for batch in batches for sample in batch}) == 12
+
+
+TENSOR = torch.zeros(2)
+NO_TYPE = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found <class 'NoneType'>"
+NO_TENSOR = "expected Tensor as element 1 in argument 0, but got NoneType"
+
+
+@pytest.mark.parametrize(
+    ("samples", "error", "text", "named"),
+    [
+        ([None, None], TypeError, NO_TYPE, [0, 1]),
+        ([None, TENSOR], TypeError, NO_TYPE, [0]),
+        ([TENSOR, None], TypeError, NO_TENSOR, [1]),
+        ([(1, TENSOR), (2, None)], TypeError, NO_TENSOR, [1]),
+        ([{"image": TENSOR}, {"image": None}], TypeError, NO_TENSOR, [1]),
+        ([(1, TENSOR), None], TypeError, "object of type 'NoneType' has no len()", [1]),
+        ([1, None], RuntimeError, "Could not infer dtype of NoneType", [1]),
+        ([TENSOR, 1.0], TypeError, "expected Tensor as element 1 in argument 0, but got float", []),
+        ([TENSOR, torch.zeros(3)], RuntimeError, "stack expects each tensor to be equal size", []),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_cannot_be_collated_is_torchs_error_and_names_its_samples(
+    samples: list[Any], error: type[Exception], text: str, named: list[int], workers: int
+) -> None:
+    """In the words that torch's collation has in the rank's own process, wherever a plan's batch is computed."""
+    with pytest.raises(error, match=re.escape(text)) as caught:
+        list(DataLoader(samples, batch_size=2, seed=1, num_workers=workers))
+    notes = [line for line in caught.value.__notes__ if "None cannot be collated" in line]
+    assert notes == ([f"headrace: None cannot be collated: samples {named} are None, or hold it"] if named else [])
+
+
+class Short(Dataset[int]):
+    """Ten samples, it says; there is no more after the third."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise StopIteration
+        return index
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": range(10)}], ids=["parity", "sampler"])
+@pytest.mark.parametrize("cell", [{}, {"num_workers": 1}, {"num_workers": 1, "batch_size": None}], ids=str)
+def test_a_dataset_that_ends_an_epoch_early_is_told_of(options: dict[str, Any], cell: dict[str, Any]) -> None:
+    """Torch's loader ends there in silence; under a plan it is an error."""
+    loader = DataLoader(Short(), **{"batch_size": 2} | options | cell)
+    with pytest.warns(UserWarning, match=r"raised StopIteration while fetching sample 3, which ends the epoch") as told:
+        batches = list(loader)
+    assert len(told) == 1
+    assert len(batches) == (3 if "batch_size" in cell else 1)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset
 
-from headrace.errors import note, whole_number
+from headrace.errors import bad_type, check_flag, note, whole_number
 from headrace.randomness import Generators, here
 from headrace.torch_threads import one_torch_thread
 
@@ -57,6 +57,8 @@ class PackedList(Sequence[T_co]):
         stream, offsets = io.BytesIO(), array("q", [0])
         pickler = pickle.Pickler(stream, protocol=5)
         pickler.dispatch_table = {**copyreg.dispatch_table, torch.Tensor: _reduce_tensor}
+        if not hasattr(type(items), "__iter__") and not hasattr(type(items), "__getitem__"):
+            bad_type("items", items, "an iterable of samples", "Pass a list or a generator.")
         for number, item in enumerate(items):
             try:
                 pickler.dump(item)
@@ -169,6 +171,7 @@ class Deferred(Dataset[Any]):
                 f"factory={factory!r} is not allowed: expected a callable without arguments ({error}). "
                 "Pass a function, a class, or functools.partial(Dataset, arguments)."
             ) from None
+        check_flag("iterable", iterable, default=False)
         fix = "Leave it out to have the dataset asked."
         self.factory = factory
         self.length = None if length is None else whole_number("length", length, fix=fix)

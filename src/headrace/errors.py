@@ -5,7 +5,11 @@ Mistakes in arguments are plain `ValueError` / `TypeError`; what goes wrong at r
 """
 
 import operator
+import reprlib
 from typing import NoReturn
+
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxlong = _brief.maxother = 200
 
 
 class HeadraceError(Exception):
@@ -55,7 +59,28 @@ def throw_new(kind: type[Exception], text: str, cause: BaseException | None = No
 
 def bad_value(name: str, value: object, allowed: str, fix: str) -> NoReturn:
     """Raise the `ValueError` that every wrong option gets: its name, value, allowed range and the fix."""
-    raise ValueError(f"{name}={value!r} is not allowed: expected {allowed}. {fix}")
+    raise ValueError(f"{name}={shown(value)} is not allowed: expected {allowed}. {fix}")
+
+
+def bad_type(name: str, value: object, allowed: str, fix: str) -> NoReturn:
+    """Raise the `TypeError` that every option of a wrong type gets: `bad_value`'s text, and the type."""
+    kind = type(value).__name__
+    raise TypeError(f"{name}={shown(value)} is not allowed: expected {allowed}, got {kind}. {fix}") from None
+
+
+def check_flag(name: str, value: object, default: bool) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        TypeError: `value` is not a boolean.
+    """
+    if not isinstance(value, bool):
+        bad_type(name, value, "True or False", f"Leave it out for {default}.")
+
+
+def shown(value: object) -> str:
+    """Return the `repr` of a value, shortened: a whole dataset may have been passed. It never raises."""
+    return _brief.repr(value)
 
 
 def whole_number(
@@ -80,8 +105,7 @@ def whole_number(
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        kind = type(value).__name__
-        raise TypeError(f"{name}={value!r} is not allowed: expected {allowed}, got {kind}. {fix}") from None
+        bad_type(name, value, allowed, fix)
     if number < low or (high is not None and number > high):
         bad_value(name, value, allowed, fix)
     return number

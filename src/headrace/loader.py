@@ -48,7 +48,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         timeout: As torch's, in seconds.
         worker_init_fn: As torch's.
         multiprocessing_context: As torch's.
-        generator: As torch's; a plan draws its seed from it if it is given none.
+        generator: As torch's; a plan for one rank draws its seed from it if it is given none.
         prefetch_factor: As torch's.
         persistent_workers: As torch's.
         pin_memory_device: As torch's (deprecated there).
@@ -78,6 +78,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
     Raises:
         ValueError: An option, or a combination of options, is not allowed; the text says what is.
         TypeError: An option is of the wrong type.
+        MissingExtra: The executor needs a package that is not installed.
 
     Example:
         >>> loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
@@ -87,7 +88,6 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
     """
 
     _iterator: Any  # persistent workers: torch's name for what keeps them; assigning None lets them go
-    _told_environment = False
 
     def __init__(
         self,
@@ -125,25 +125,26 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         self.executor = executor
         self.fetch_threads = fetch_threads
         self.on_error = on_error
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        with options.torchs_types(dataset, num_workers, timeout, prefetch_factor):
+            super().__init__(
+                dataset,
+                batch_size,
+                shuffle,
+                sampler,
+                batch_sampler,
+                num_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                worker_init_fn,
+                multiprocessing_context,
+                generator,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+            )
         self._user_order = sampler is not None or batch_sampler is not None
         # A framework that rebuilds a loader passes ours on; whatever else it passes was the first loader's.
         own_sampler = self._user_order and not isinstance(
@@ -156,6 +157,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             dataset=self.dataset,
             batch_size=batch_size or 1,
             tail="drop" if drop_last else (tail or "pad"),
+            tail_as_given='tail="drop"' if tail else "drop_last=True",
             distributed=distributed,
             seed=seed,
             generator=generator,
@@ -168,8 +170,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         if self._schedule.order is not None:
             # torch's __setattr__ refuses `sampler` from here on.
             self.__dict__["sampler"] = sampling.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
-        elif own_sampler:
-            options.warn_ignored(self)
+        if own_sampler or not self._user_order:
+            options.warn_ignored(self, shuffle, own_sampler)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` reads, from 0.
@@ -238,6 +240,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         parts = (self.batch_sampler, self.sampler, getattr(self.batch_sampler, "sampler", None))
         return [part for part in parts if part is not None and not isinstance(part, sampling.AutoSampler)]
 
+    def __repr__(self) -> str:
+        return options.described(self)
+
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_iterator": None}  # a copy has workers of its own
 
@@ -286,8 +291,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
                 raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         elif self.timeout and not self.num_workers:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        options.warn_of_ranks(self)
         persistent = self.persistent_workers and executor.prefetches
-        options.warn_of_environment(self)
         if self._schedule.planned():
             return self._read_plan(executor, persistent)
         return (self._read_stream if self._iterable else self._read_sampler)(executor, persistent)
@@ -376,7 +381,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         persistent = self.persistent_workers and executor.prefetches
         kept = isinstance(self._iterator, Reader) and not self._iterator.broken
         before = self._schedule.latest if persistent and kept else None
-        workers = self.num_workers if executor.prefetches else 0
+        workers = int(self.num_workers) if executor.prefetches else 0
         return StreamPass(self._schedule, workers, self._index_sampler, persistent, before)
 
     def _reader(
@@ -428,7 +433,6 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
     def _stream_work(self, reading: StreamPass) -> dict[str, Any]:
         """Return what work on streams has beside the dataset: the split, and the seeds."""
         words = self._schedule.stream_words()
-        options.warn_of_split(self)
         if words is None:
             if reading.base_seed is None:
                 reading.base_seed = draw_base_seed(self.generator)
@@ -450,7 +454,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             environment=world.environment(),
             **particulars,
         )
-        pool = executor.start(work, self.num_workers, self.multiprocessing_context)
+        pool = executor.start(work, int(self.num_workers), self.multiprocessing_context)
         self._meter.watch(pool)
         if self._user_order or self._iterable:
             pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
@@ -460,7 +464,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         transforms = [pinning(self.pin_memory, self.pin_memory_device), None if link is None else link.to_device]
         planned = self._schedule.planned()
         return Delivery(
-            ahead=self.num_workers * (self.prefetch_factor or 2) if executor.prefetches else 0,
+            ahead=int(self.num_workers * (self.prefetch_factor or 2)) if executor.prefetches else 0,
             in_order=self.in_order,
             in_turn=self.in_order and not planned and (self._iterable or not executor.by_number),
             streams=self._iterable,

@@ -1,7 +1,7 @@
 """Where a loader stands: its epoch, its seed, its plan, and the state that another loader may go on from."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -55,6 +55,7 @@ class Schedule:
         dataset: The user's dataset.
         batch_size: Samples per rank and step.
         tail: The tail rule, resolved.
+        tail_as_given: The argument that chose it, in words.
         distributed: The loader's argument.
         seed: The loader's argument.
         generator: Where a seed is drawn from if there is none.
@@ -81,6 +82,7 @@ class Schedule:
     in_runs: bool = False
     batch_sampler: Any = None
     default_seed: int | None = None
+    tail_as_given: str = 'tail="drop"'
     start: Start = Start()
     latest: HasState | None = None
     streams: int = 0
@@ -89,7 +91,7 @@ class Schedule:
     _offset: int | None = 0
     _plan: Plan | None = None
     _abandoned: str | None = None
-    _warned: bool = False
+    _warned: set[str] = field(default_factory=set)
 
     @property
     def epoch(self) -> int:
@@ -193,9 +195,9 @@ class Schedule:
             self._plan = plan
             if not plan.end():
                 warnings.warn(
-                    f'tail="drop" leaves no batch at all: {plan.samples} samples are fewer than one global batch of '
-                    f"{plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}. "
-                    'Use a smaller batch_size, or tail="pad" or "exact".',
+                    f"{self.tail_as_given} leaves no batch at all: {plan.samples} samples are fewer than one global "
+                    f"batch of {plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}. Use a smaller "
+                    'batch_size, or tail="pad" or "exact" instead.',
                     stacklevel=4,
                 )
         assert self._plan is not None
@@ -286,17 +288,30 @@ class Schedule:
         self._state_seed = state.seed if keyed else None
 
     def begin(self) -> None:
-        """Warn, once, if the epoch about to begin is one that was broken off."""
-        if self._abandoned and not self._warned:
-            self._warned = True
-            warnings.warn(
+        """Warn, once, if the epoch about to begin was broken off, and if the generator does not decide on it."""
+        if self._abandoned:
+            self.warn_once(
                 f"epoch {self.epoch} was abandoned after {self._abandoned} and starts again where it began, since "
                 "an epoch advances only when it is finished. To go on with the next one call "
                 f"loader.set_epoch({self.epoch + 1}) before iterating; to read the rest of this one, keep its iterator "
                 "or load what loader.state_dict() returned.",
-                stacklevel=4,
+                "abandoned",
+                stacklevel=5,
             )
         self._abandoned = None
+        if self.generator is not None and self.seed is self._state_seed is None and self.world().size > 1:
+            self.warn_once(
+                f"generator is ignored: {self.world().size} ranks split the epoch, each of which could have another, "
+                f"and take the seed {self.resolved_seed()}. Pass seed=, the same on all ranks, instead.",
+                "generator",
+                stacklevel=5,
+            )
+
+    def warn_once(self, text: str, topic: str, stacklevel: int) -> None:
+        """Warn of a topic, once in the loader's life."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            warnings.warn(text, stacklevel=stacklevel)
 
     def finish(self, start: Start) -> None:
         """Advance, unless the loader has been sent elsewhere since (set_epoch, a state, or a second reader)."""

@@ -227,19 +227,26 @@ class Worker:
         try:
             match task:
                 case PlanTask():
-                    try:
-                        return self._planned(task, seeded)
-                    except StopIteration as error:  # a loop over the loader would take it for the end of the epoch
-                        told = RuntimeError("the dataset or collate_fn raised StopIteration")
-                        for line in error.__notes__:
-                            told.add_note(line)
-                        raise told from error
+                    return self._planned(task, seeded)
                 case StreamTask():
                     return self._streamed(task, seeded)
                 case IndexTask(index):
                     return self._sampled(index, number, seeded)
                 case _:
                     return self._sampled(list(task) if isinstance(task, range) else task.tolist(), number, seeded)
+        except StopIteration as error:  # a loop over the loader takes it for the end of the epoch
+            notes = getattr(error, "__notes__", ())
+            if isinstance(task, PlanTask):
+                told = RuntimeError("the dataset or collate_fn raised StopIteration")
+                for line in notes:
+                    told.add_note(line)
+                raise told from error
+            where = "".join(line.replace("headrace:", "", 1) for line in notes[-1:])
+            self.remarks.append(
+                f"the dataset or collate_fn raised StopIteration{where}, which ends the epoch there, as it does with "
+                "torch's loader. Raise another exception to be told of a broken sample."
+            )
+            raise
         finally:
             here.drawing = outer
 
@@ -339,6 +346,10 @@ class Worker:
         except Exception as error:
             step = "" if task is None else f" of epoch {task.epoch}, step {task.step}"
             note(error, f"while collating samples {reprlib.repr(samples)}{step}")
+            if self.work.stacks and type(data) is type(samples) is list:
+                empty = [index for index, sample in zip(samples, data, strict=False) if _holds_none(sample)]
+                if empty:
+                    note(error, f"None cannot be collated: samples {reprlib.repr(empty)} are None, or hold it")
             raise
 
     def _streamed(self, task: StreamTask, seeded: bool) -> Any:
@@ -378,6 +389,11 @@ class Worker:
         resumes = work.starts and stream == work.starts_stream
         start = work.starts[self.worker_id] if resumes else StreamStart()
         self._reading = Stream(dataset, work.share, (under.low, self.worker_id), start)
+
+
+def _holds_none(sample: Any) -> bool:
+    parts = sample.values() if type(sample) is dict else sample if type(sample) in (list, tuple) else [sample]
+    return any(part is None for part in parts)
 
 
 def is_iterable(dataset: Any) -> bool:

@@ -248,9 +248,9 @@ def test_the_length_of_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("labels", "error", "text"),
     [
-        ([], ValueError, r"labels=\[0\] is not allowed: expected a non-empty sequence, one label a sample"),
-        ([[0, 1], [1, 0]], ValueError, r"labels=\[2, 2\] is not allowed.*shape"),
-        (3, ValueError, "non-empty sequence"),
+        ([], ValueError, "labels is empty: expected a non-empty sequence, one label a sample"),
+        ([[0, 1], [1, 0]], ValueError, r"labels of shape \(2, 2\) is not allowed.*one dimension"),
+        (3, TypeError, "labels=3 is not allowed: expected a non-empty sequence.*got int"),
         ([0.0, float("nan"), 1.0], ValueError, r"labels\[1\]='nan' is not allowed.*Subset"),
         (torch.tensor([float("nan")]), ValueError, r"labels\[0\]='nan'"),
         ([0, None], TypeError, "not supported"),

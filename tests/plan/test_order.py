@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
+from headrace.plan.order import EpochOrder
 from headrace.types import World
 from late import Late
 
@@ -151,10 +152,12 @@ def test_shuffled_returns_another_subset() -> None:
 @pytest.mark.parametrize(
     ("indices", "error", "text"),
     [
-        ([], ValueError, r"indices=\[0\] is not allowed: expected a non-empty sequence of integers"),
-        (np.empty(0, np.int64), ValueError, "non-empty"),
-        ([[1, 2], [3, 4]], ValueError, r"indices=\[2, 2\] is not allowed.*shape"),
-        (5, ValueError, "non-empty sequence"),
+        ([], ValueError, "indices is empty: expected a non-empty sequence of integers"),
+        (np.empty(0, np.int64), ValueError, "indices is empty"),
+        ([[1, 2], [3, 4]], ValueError, r"indices of shape \(2, 2\) is not allowed.*one dimension"),
+        ([[1], [2, 3]], ValueError, r"indices is not allowed.*one dimension \(.*inhomogeneous"),
+        (5, TypeError, "indices=5 is not allowed: expected a non-empty sequence of integers, got int"),
+        ((one for one in [1]), TypeError, "got generator. Pass a list, an array or a tensor"),
         ([3, -1, 2], ValueError, "indices=-1 is not allowed: expected indices >= 0"),
         ([-(2**63)], ValueError, "indices >= 0"),
         ([0.0, 1.0], TypeError, "dtype float64 are not allowed: expected integers"),
@@ -202,3 +205,39 @@ def test_the_line_that_describes_an_order_is_frozen(order: Order, line: str) -> 
     """States on disk hold it: one that changed would be refused."""
     assert order.described == line
     assert pickle.loads(pickle.dumps(order)).described == line
+
+
+class Rotated(Order):
+    """A user's own."""
+
+    def __init__(self, by: object) -> None:
+        self.by = by
+
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.by,)
+
+    def samples(self, length: int) -> int:
+        return length
+
+    def epoch(self, seed: int, epoch: int, length: int) -> EpochOrder:
+        return lambda positions: positions % length
+
+
+@pytest.mark.parametrize(
+    ("order", "line"),
+    [
+        (Sequential(), "Sequential()"),
+        (Shuffled(), "Shuffled()"),
+        (Subset(range(1234)), "Subset(1,234 indices)"),
+        (Subset(range(1234), shuffle=True), "Subset(1,234 indices, shuffle=True)"),
+        (Weighted(np.ones(1234)), "Weighted(1,234 weights)"),
+        (Weighted([1, 2], num_samples=1000), "Weighted(2 weights, num_samples=1,000)"),
+        (Balanced(["a", "b", "a"]), "Balanced(3 labels of 2 classes)"),
+        (Balanced(np.arange(1234), length=9), "Balanced(1,234 labels of 1,234 classes, length=9)"),
+        (Rotated(3), "Rotated(3)"),
+        (Rotated(np.zeros((40, 50))), "Rotated(2,000 items)"),
+    ],
+    ids=repr,
+)
+def test_an_order_is_shown_in_a_short_line(order: Order, line: str) -> None:
+    assert repr(order) == line

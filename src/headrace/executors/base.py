@@ -249,12 +249,21 @@ class Executor(ABC):
         by_number: Whether any worker may compute what a sampler draws, its random numbers keyed by the task's number.
         local: Whether its workers take CPUs of this machine.
         prefetches: Whether its workers run while the caller does something else.
+        ignores: Which of the loader's arguments about workers mean nothing to it.
     """
 
     parity: bool = False
     by_number: bool = False
     local: bool = True
     prefetches: bool = True
+    ignores: tuple[str, ...] = ()
+
+    def check_installed(self) -> None:  # noqa: B027 - most need nothing that the package does not
+        """See whether what it needs is installed, without importing it.
+
+        Raises:
+            MissingExtra: It is not.
+        """
 
     @abstractmethod
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:

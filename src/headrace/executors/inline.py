@@ -15,6 +15,10 @@ class InlineExecutor(Executor):
 
     parity = True
     prefetches = False
+    ignores = (
+        *("num_workers", "worker_init_fn", "multiprocessing_context", "persistent_workers", "prefetch_factor"),
+        *("timeout", "in_order"),
+    )
 
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:
         """Start nothing: there is one worker, the caller."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import bad_value
+from headrace.errors import bad_type, bad_value, check_flag
 from headrace.executors.base import Executor, Pool
-from headrace.executors.ray_cluster import connect
+from headrace.executors.ray_cluster import check_installed, connect
 from headrace.executors.ray_pool import RayPool, Settings
 from headrace.interrupts import InterruptsHeld
 from headrace.work import Work
@@ -46,6 +46,7 @@ class RayExecutor(Executor):
 
     by_number = True
     local = False
+    ignores = ("multiprocessing_context",)
 
     address: str | None = None
     num_cpus: float = 1.0
@@ -60,19 +61,26 @@ class RayExecutor(Executor):
 
     def __post_init__(self) -> None:
         if self.address is not None and not isinstance(self.address, str):
-            raise _wrong("address", self.address, 'a string such as "host:port"', "Leave it out to find the cluster.")
+            bad_type("address", self.address, 'a string such as "host:port"', "Leave it out to find the cluster.")
         for name, low in (("num_cpus", "0 or more"), ("start_timeout_s", "more than 0"), ("idle_s", "0 or more")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise _wrong(name, value, f"a number, {low}", "Leave it out for the default.")
+                bad_type(name, value, f"a number, {low}", "Leave it out for the default.")
             if not (value > 0 if name == "start_timeout_s" else value >= 0):
                 bad_value(name, value, f"a number, {low}", "Leave it out for the default.")
         for name in ("resources", "label_selector", "runtime_env"):
             if not isinstance(getattr(self, name), Mapping | None):
-                raise _wrong(name, getattr(self, name), "None or a dictionary", "It is passed on to Ray.")
+                bad_type(name, getattr(self, name), "None or a dictionary", "It is passed on to Ray.")
         for name in ("hedge", "shared_memory"):
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, getattr(self, name), "True or False", "Leave it out for True.")
+            check_flag(name, getattr(self, name), default=True)
+
+    def check_installed(self) -> None:
+        """See whether Ray is installed, and its client if the address needs that.
+
+        Raises:
+            MissingExtra: It is not.
+        """
+        check_installed(self.address)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -100,7 +108,3 @@ class RayExecutor(Executor):
         with InterruptsHeld():
             mine = {name: getattr(self, name) for name in Settings._fields}
             return RayPool(ray, work, workers, Settings(**mine))
-
-
-def _wrong(name: str, value: object, allowed: str, fix: str) -> TypeError:
-    return TypeError(f"{name}={value!r} is not allowed: expected {allowed}, got {type(value).__name__}. {fix}")

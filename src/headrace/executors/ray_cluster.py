@@ -1,6 +1,7 @@
 """Ray itself: joining or starting a cluster, what it has room for, and whether its head lives."""
 
 import importlib
+import importlib.util
 import os
 import socket
 import time
@@ -27,6 +28,20 @@ LEFT = "this process has left the Ray cluster that its workers were in: begin an
 """What to say where Ray was shut down."""
 
 
+def check_installed(address: str | None) -> None:
+    """See, without importing it, whether Ray is installed, and its client if the address needs that.
+
+    Args:
+        address: As of `RayExecutor`.
+
+    Raises:
+        MissingExtra: It is not.
+    """
+    client = (address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://")
+    if any(importlib.util.find_spec(module) is None for module in ("ray", "grpc")[: 1 + client]):
+        raise _missing(client)
+
+
 def import_ray(client: bool = False) -> Any:
     """Return the module `ray`.
 
@@ -36,15 +51,17 @@ def import_ray(client: bool = False) -> Any:
     Raises:
         MissingExtra: It is not installed.
     """
-    extra = "ray-client" if client else "ray"
     try:
         if client:
             importlib.import_module("grpc")
         return importlib.import_module("ray")
     except ImportError as error:
-        raise MissingExtra(
-            f'executor="ray" needs Ray{" and its client" if client else ""}: pip install "headrace[{extra}]"'
-        ) from error
+        raise _missing(client) from error
+
+
+def _missing(client: bool) -> MissingExtra:
+    what, extra = ("Ray and its client", "ray-client") if client else ("Ray", "ray")
+    return MissingExtra(f'executor="ray" needs {what}: pip install "headrace[{extra}]"')
 
 
 def connect(address: str | None, cpus: float) -> Any:

@@ -58,6 +58,8 @@ class ThreadExecutor(Executor):
     (`torch.random.fork_rng`): in threads it draws wrong numbers. Such a dataset needs processes.
     """
 
+    ignores = ("multiprocessing_context",)
+
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:
         """Start the threads; `context` means nothing to them."""
         return _ThreadPool(work, workers)

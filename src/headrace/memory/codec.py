@@ -186,11 +186,16 @@ def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:
         first = batch[0]
         if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
             return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-        if not as_torch and any(one.dtype is not first.dtype or one.requires_grad for one in batch):
+        if not as_torch and any(
+            type(one) is not torch.Tensor or one.dtype is not first.dtype or one.requires_grad for one in batch
+        ):
             return torch.stack(batch, 0)
         shape = (len(batch), *first.shape)
         out = writer.empty(shape, first.dtype)
-        return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
+        try:
+            return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
+        except TypeError:  # not all of them are tensors; torch's function says so in its own way
+            return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
     rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack}
     return lambda batch: from_torch.collate(batch, collate_fn_map=rules)

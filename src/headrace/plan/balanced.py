@@ -67,6 +67,10 @@ class Balanced(Order):
     def _parameters(self) -> tuple[Any, ...]:
         return self.classes, self._members, self._first, self._length
 
+    def __repr__(self) -> str:
+        length = "" if self._length is None else f", length={self._length:,}"
+        return f"Balanced({self._labels:,} labels of {len(self.classes):,} classes{length})"
+
     def samples(self, length: int) -> int:
         """Count one epoch: the `length` given, or one per label.
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import bad_value
+from headrace.errors import bad_type, bad_value, check_flag, shown
 from headrace.plan.keys import key
 from headrace.plan.permute import permutation
 from headrace.types import Indices, Positions
@@ -22,11 +22,19 @@ def flat_array(name: str, values: Any, allowed: str) -> NDArray[Any]:
     """Return an order's argument as an array of shape (n,), n >= 1.
 
     Raises:
-        ValueError: It is empty or not one-dimensional; the text shows its shape.
+        TypeError: It is no sequence.
+        ValueError: It is empty or not one-dimensional.
     """
-    array = np.asarray(values)
-    if array.ndim != 1 or not array.size:
-        bad_value(name, list(array.shape), allowed, "Its shape is shown here.")
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} is not allowed: expected {allowed}, of one dimension ({error}).") from None
+    if array.ndim == 0:
+        bad_type(name, values, allowed, "Pass a list, an array or a tensor.")
+    if array.ndim > 1:
+        raise ValueError(f"{name} of shape {array.shape} is not allowed: expected {allowed}, of one dimension.")
+    if not array.size:
+        raise ValueError(f"{name} is empty: expected {allowed}. Check the file or the filter that it comes from.")
     return array
 
 
@@ -38,6 +46,10 @@ def _described(parameter: Any) -> str:
     wide = parameter.astype({"i": np.int64, "u": np.int64, "f": np.float64}.get(kind, parameter.dtype), copy=False)
     data = repr(wide.tolist()).encode() if kind == "O" else np.ascontiguousarray(wide).view(np.uint8).data
     return f"{len(parameter)}#{hashlib.blake2b(data, digest_size=8).hexdigest()}"
+
+
+def _brief(parameter: Any) -> str:
+    return f"{parameter.size:,} items" if isinstance(parameter, np.ndarray) else shown(parameter)
 
 
 class Order(ABC):
@@ -69,6 +81,9 @@ class Order(ABC):
     def described(self) -> str:
         """The order in a line, its arrays by size and digest: the same for equal orders, and for no others."""
         return f"{type(self).__qualname__}({', '.join(map(_described, self._parameters()))})"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(_brief, self._parameters()))})"
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Order) or type(self) is not type(other):
@@ -134,11 +149,12 @@ class Subset(Order):
         shuffle: Whether each epoch permutes them.
 
     Raises:
-        TypeError: `indices` are not integers.
+        TypeError: `indices` are not integers, or no sequence.
         ValueError: `indices` is empty, not one-dimensional or has a negative entry.
     """
 
     def __init__(self, indices: Sequence[int] | NDArray[np.integer], shuffle: bool = False) -> None:
+        check_flag("shuffle", shuffle, default=False)
         array = flat_array("indices", indices, "a non-empty sequence of integers")
         if array.dtype.kind not in "iu":
             raise TypeError(
@@ -154,6 +170,9 @@ class Subset(Order):
 
     def _parameters(self) -> tuple[Any, ...]:
         return self.indices, self.random
+
+    def __repr__(self) -> str:
+        return f"Subset({len(self.indices):,} indices{', shuffle=True' * self.random})"
 
     def shuffled(self) -> "Subset":
         """Return the same subset, permuted anew in each epoch."""

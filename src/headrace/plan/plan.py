@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.errors import bad_value, whole_number
+from headrace.errors import bad_type, bad_value, check_flag, whole_number
 from headrace.plan.keys import hash64, key
 from headrace.plan.order import EpochOrder, Order
 from headrace.types import TAILS, Indices, Positions, Tail, World
@@ -75,9 +75,8 @@ class Plan:
     def __post_init__(self) -> None:
         for name, kind in (("order", Order), ("world", World)):
             if not isinstance(getattr(self, name), kind):
-                raise TypeError(
-                    f"{name}={getattr(self, name)!r} is not allowed: expected an instance of {kind.__name__}."
-                )
+                bad_type(name, getattr(self, name), kind.__name__, f"Pass an instance of headrace.{kind.__name__}.")
+        check_flag("in_runs", self.in_runs, default=False)
         empty = "An empty dataset has no order; check the path or the filter that built it."
         numbers = {
             "batch_size": whole_number("batch_size", self.batch_size, low=1, fix="Count samples per rank and step."),

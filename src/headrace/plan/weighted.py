@@ -47,7 +47,7 @@ class Weighted(Order):
                 f"{wrong.size} of {array.size} weights are negative, NaN or infinite.",
             )
         if not array.any():
-            bad_value("weights", "all zero", "at least one weight > 0", "Nothing could ever be drawn.")
+            raise ValueError("weights are all zero: expected at least one weight > 0. Nothing could ever be drawn.")
         # Scaled by a power of two, which rounds nothing, so that neither huge nor tiny weights leave the range.
         self._cumulative: NDArray[np.float64] = np.cumsum(np.ldexp(array, -int(np.frexp(array.max())[1])))
         self._num_samples = (
@@ -58,6 +58,10 @@ class Weighted(Order):
 
     def _parameters(self) -> tuple[Any, ...]:
         return self._cumulative, self._num_samples
+
+    def __repr__(self) -> str:
+        draws = "" if self._num_samples is None else f", num_samples={self._num_samples:,}"
+        return f"Weighted({len(self._cumulative):,} weights{draws})"
 
     def samples(self, length: int) -> int:
         """Count one epoch: `num_samples`, or one per weight.
