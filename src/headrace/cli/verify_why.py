@@ -130,11 +130,8 @@ class Probe:
             if other.whole == usual.whole:
                 continue
             said = ["It is the same in one dataset, but not in every one that the factory makes."]
-            return self._of_time(dataset, usual) or [
-                *said,
-                *_read(calls + other.calls, ("entropy", "clock")),
-                _BUILD,
-            ]
+            said += _read(calls + other.calls, ("entropy", "clock"))
+            return self._of_time(dataset, usual) or [*said, _BUILD]
         return []
 
     def _of_time(self, dataset: Any, usual: Seen) -> list[str]:
@@ -243,8 +240,8 @@ def _blamed(seen: Seen, kinds: tuple[str, ...]) -> list[str]:
     lines += read
     decided = generators or ("entropy" in kinds and any(call.kind == "entropy" for call in seen.calls))
     if others and not decided:
-        said = "Meanwhile" if read else "It depends on how many were fetched before, or which, since it keeps that:"
-        lines.append(f"{said} {_listed(others)}.")
+        said = "It depends on how many were fetched before, or which, if it uses what a fetch changes:"
+        lines.append(f"{'Meanwhile' if read or 'identity' in kinds else said} {_listed(others)}.")
     if not (lines or "identity" in kinds):
         lines.append("Nothing that its code names has changed: look into iterators, closures, open files, extensions.")
     return [*lines, _DRAW if decided else _INDEX]
@@ -252,9 +249,10 @@ def _blamed(seen: Seen, kinds: tuple[str, ...]) -> list[str]:
 
 def _of_first(seen: Seen) -> list[str]:
     """Name what a first fetch kept, or else who computes, and say what to do."""
-    if seen.changed:
-        return [f"The first fetch sets what later ones use: {_listed(seen.changed)}.", _FIRST]
-    return [*_read(seen.calls, ("identity",)), _INDEX]
+    lines = _read(seen.calls, ("identity",))
+    if not seen.changed:
+        return [*lines, _INDEX]
+    return [*lines, f"The first fetch sets what later ones use: {_listed(seen.changed)}.", _FIRST]
 
 
 @contextmanager
