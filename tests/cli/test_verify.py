@@ -21,6 +21,29 @@ FILE = Path(__file__).parent / "verify_factories.py"
 DRAW = "Draw from headrace.rng()"
 INDEX = "Make the sample a function of its index alone"
 LIMIT_S = 200
+ONE_MORE = ("--executors", "inline", "--worlds", "1")
+WAITING = """
+import time
+from pathlib import Path
+from headrace import DataLoader
+
+fetches = 0
+
+class Waiting:
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        global fetches
+        fetches += 1
+        limit = time.monotonic() + 60
+        while fetches > 9 and not Path("seen").exists():
+            assert time.monotonic() < limit, "nobody has seen the reference's row"
+        return index
+
+def make():
+    return DataLoader(Waiting(), seed=1)
+"""
 FEW = ("--executors", "inline,fork", "--workers", "1,2", "--worlds", "1,3")
 
 
@@ -46,7 +69,9 @@ def verify(factory: str, *options: str, code: int = 0, kills: bool = False) -> s
 
 
 def rows(text: str) -> list[list[str]]:
-    return [line.split() for line in text.splitlines() if line.split() and line.split()[0] in EXECUTORS]
+    return [
+        line.split() for line in text.splitlines() if line.split() and line.split()[0] in (*EXECUTORS, "forkserver")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,10 +143,14 @@ BLAMED = {
     "kept_torch": ["dataset.parts['noise'][0] (a torch.Generator)", DRAW],
     "of_module": ["verify_factories.MODULES_OWN (a numpy.random.Generator)", DRAW],
     "clock": ["reads the clock (time.time)", "return [index, time.time()]", INDEX],
-    "counting": ["dataset.count went from 1 to 2", INDEX],
+    "counting": ["how many were fetched before", "dataset.count went from 1 to 2", INDEX],
+    "counting_in_class": ["how many were fetched before", "verify_factories.CountingInClass.count went from", INDEX],
+    "counting_in_module": ["how many were fetched before", "verify_factories.fetched went from", INDEX],
+    "numbering": ["how many were fetched before", "verify_factories.NUMBERS went from count(", INDEX],
+    "seldom": ["verify_factories.NUMBERS went from count(", INDEX],
     "remembering": ["which samples the same process fetched before it", "dataset.largest went from 0 to", INDEX],
     "by_worker": ["get_worker_info()", INDEX],
-    "by_process": ["who computes it", "the process (os.getpid)", "return index, os.getpid()", INDEX],
+    "by_process": ["another in each process", "the process's number (os.getpid)", "return index, os.getpid()", INDEX],
     "built": [
         "not in every one that the factory makes",
         "self.table = np.random.default_rng().random(N)",
@@ -146,6 +175,34 @@ def test_what_is_to_blame_is_named(factory: str) -> None:
 def test_a_thread_is_to_blame() -> None:
     text = verify("by_thread", "--executors", "inline,thread", code=1)
     assert "which thread fetches it" in text
+    assert "the thread (threading.current_thread)" in text
+
+
+def test_what_each_thread_keeps_is_to_blame() -> None:
+    text = verify("of_threads", "--executors", "inline,thread", code=1)
+    assert "which thread fetches it" in text
+    assert "The first fetch sets what later ones use: verify_factories.OF_THREADS.drawn (a float) is new" in text
+
+
+@pytest.mark.parametrize(
+    ("factory", "parts"),
+    [
+        (
+            "on_first_use",
+            (
+                "which sample its process fetched first",
+                "verify_factories.ON_FIRST_USE['drawn'] (a float) is new",
+                "verify_factories.drawn went from 0 items to 1 items",
+            ),
+        ),
+        ("by_hash", ("hashes of text (as the order of a set does)",)),
+    ],
+)
+def test_what_only_shows_in_new_interpreters(factory: str, parts: tuple[str, ...]) -> None:
+    text = verify(factory, "--executors", "spawn", "--workers", "1", "--worlds", "3", code=1)
+    assert {row[0] for row in rows(text)} == {"inline", "forkserver"}
+    for part in parts:
+        assert part in text, text
 
 
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch computes with one thread here, as workers do")
@@ -259,6 +316,31 @@ def test_the_product_has_every_cell_once() -> None:
     assert len(cells) == len(set(cells)) == 20 + 60 + 120 + 120
     assert Cell("spawn", 4, 3, "mid", True) in cells
     assert not any(cell.kill for cell in every_cell(EXECUTORS, WORKERS, WORLDS, kills=False))
+
+
+def test_the_cover_spawns_each_worker_where_they_are_few() -> None:
+    cells = covering_cells(["spawn"], WORKERS, WORLDS, kills=True)
+    spawned = [cell for cell in cells if cell.kind == "spawn"]
+    assert {cell.workers for cell in spawned} == {cell.world for cell in spawned} == {1, 2}
+    assert any(cell.kill for cell in spawned)
+    assert {cell.kind for cell in cells} == {"spawn", "forkserver"}
+
+
+def test_a_row_is_printed_when_its_cell_is_done(tmp_path: Path) -> None:
+    """The second cell's dataset waits for whoever reads the output to have seen the first cell's row."""
+    seen = tmp_path / "seen"
+    (tmp_path / "of_mine.py").write_text(WAITING)
+    with subprocess.Popen(
+        [sys.executable, "-c", "from headrace.cli import main; main()", "verify", "of_mine.py:make", *ONE_MORE],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "reference" in line:
+                seen.touch()
+        assert process.wait(LIMIT_S) == 0
 
 
 @pytest.mark.slow

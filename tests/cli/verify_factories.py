@@ -1,5 +1,7 @@
 """Loaders to be verified: good ones, and ones whose samples depend on more than their position."""
 
+import functools
+import itertools
 import logging
 import os
 import random
@@ -19,6 +21,9 @@ from headrace.testing import FakeDataset
 
 N = 40
 MODULES_OWN = np.random.default_rng(5)
+OF_THREADS = threading.local()
+NUMBERS = itertools.count()
+ON_FIRST_USE: dict[str, float] = {}
 
 
 class Base(Dataset[Any]):
@@ -70,6 +75,34 @@ class ByProcess(Base):
         return index, os.getpid()
 
 
+class ByHash(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, list({"a", "b", "c", "d", "e", "f", "g", "h"})
+
+
+class OfThreads(Base):
+    """Draws once in each thread, and gives that with every sample from then on."""
+
+    def __getitem__(self, index: int) -> Any:
+        if not hasattr(OF_THREADS, "drawn"):
+            OF_THREADS.drawn = random.random()
+        return index, OF_THREADS.drawn
+
+
+class OnFirstUse(Base):
+    """Draws once in each process, which workers that are forked from one that has drawn do not."""
+
+    def __getitem__(self, index: int) -> Any:
+        if "drawn" not in ON_FIRST_USE:
+            ON_FIRST_USE["drawn"] = random.random()
+        return index, ON_FIRST_USE["drawn"], drawn()
+
+
+@functools.lru_cache
+def drawn() -> float:
+    return random.random()
+
+
 class ByThread(Base):
     def __getitem__(self, index: int) -> Any:
         return index, threading.current_thread() is threading.main_thread()
@@ -93,6 +126,33 @@ class Counting(Base):
         logging.makeLogRecord({})  # reads the clock, which is no concern of the sample's
         self.count += 1
         return index, self.count
+
+
+class CountingInClass(Base):
+    count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        CountingInClass.count += 1
+        return index, self.count
+
+
+class CountingInModule(Base):
+    def __getitem__(self, index: int) -> Any:
+        global fetched
+        fetched += 1
+        return index, fetched
+
+
+class Numbering(Base):
+    def __getitem__(self, index: int) -> Any:
+        return index, next(NUMBERS)
+
+
+class Seldom(Base):
+    """Changes with every 30th sample that is fetched: the same if fetched twice, mostly."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, next(NUMBERS) // 30
 
 
 class Remembering(Base):
@@ -170,6 +230,7 @@ def failing() -> Any:
 
 
 not_callable = 3
+fetched = 0
 good = lambda: loader(FakeDataset(N), seed=3)
 seeded = lambda: loader(Seeded())
 of_position = lambda: loader(OfPosition())
@@ -188,6 +249,13 @@ kept_torch = lambda: loader(Kept(torch.Generator()))
 of_module = lambda: loader(OfModule())
 by_worker = lambda: loader(ByWorker())
 by_process = lambda: loader(ByProcess())
+by_hash = lambda: loader(ByHash())
+of_threads = lambda: loader(OfThreads())
+on_first_use = lambda: loader(OnFirstUse())
+counting_in_class = lambda: loader(CountingInClass())
+counting_in_module = lambda: loader(CountingInModule())
+numbering = lambda: loader(Numbering())
+seldom = lambda: loader(Seldom())
 by_thread = lambda: loader(ByThread())
 clock = lambda: loader(Clock())
 identified = lambda: loader(Identified())

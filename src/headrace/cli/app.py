@@ -70,7 +70,11 @@ def verify(
         str, typer.Argument(help="What makes the loader, called without arguments: pkg.module:name or file.py:name.")
     ],
     executors: Annotated[
-        str, typer.Option(help="Where the work runs, separated by commas.")
+        str,
+        typer.Option(
+            help="Where the work runs, separated by commas. Of more than two spawned workers at a time one interpreter "
+            "is spawned, which the workers are forked from before it has imported anything of yours (forkserver)."
+        ),
     ] = "inline,thread,fork,spawn",
     workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "1,2,4",
     worlds: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "1,2,3,4",

@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -29,14 +30,27 @@ from headrace.cli.verify_cells import (
     Subject,
     covering_cells,
     every_cell,
+    start_forkserver,
     warnings_gathered,
 )
 from headrace.cli.verify_digest import differing
-from headrace.cli.verify_why import Probe
+from headrace.cli.verify_why import Fetch, Probe
 from headrace.errors import bad_value, whole_number
 
 OK, DIFFERS, UNUSABLE = 0, 1, 2
 """Exit codes."""
+
+_COLUMNS = {
+    "executor": 10,
+    "workers": 7,
+    "world": 5,
+    "resume": 6,
+    "kill": 4,
+    "digest": 12,
+    "samples": 7,
+    "result": 9,
+}
+"""Of the table, each with its width."""
 
 
 @dataclass(frozen=True)
@@ -138,23 +152,46 @@ def _run_cells(subject: Subject, cells: list[Cell], console: Console) -> list[Ou
     console.print(
         f"{subject.limit:,}{limited} samples{epochs}, in batches of {subject.batch_size}{given}", soft_wrap=True
     )
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("executor", "workers", "world", "resume", "kill", "digest", "samples", "result"):
-        table.add_column(name, no_wrap=True)
+    if any(cell.kind == "forkserver" for cell in cells):
+        start_forkserver()
     outcomes: list[Outcome] = []
-    live = Live(
-        table, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-    )
-    with live:  # it refreshes from no thread of its own, which a fork would not survive
+    with _table(console) as add:
         for cell in [REFERENCE, *(cell for cell in cells if cell != REFERENCE)]:
             outcome = subject.run(cell)
             outcomes.append(outcome)
-            table.add_row(*_row(outcome, outcomes[0]))
-            live.refresh()
+            add(_row(outcome, outcomes[0]))
             if outcomes[0].error:
                 break
-    console.print(table)
     return outcomes
+
+
+@contextmanager
+def _table(console: Console) -> Iterator[Callable[[list[Text]], None]]:
+    """Yield what adds a row to a table: it grows on a terminal; elsewhere each row is printed by itself, at once."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, width in _COLUMNS.items():
+        table.add_column(name, min_width=width, no_wrap=True)
+    if not console.is_terminal:
+        widths = _COLUMNS.values()
+
+        def add(row: list[Text]) -> None:
+            parts = [f"{part!s:{width}}" for part, width in zip(row, widths, strict=True)]
+            console.print(Text("  ".join(parts).rstrip()), soft_wrap=True)
+
+        add([*map(Text, _COLUMNS)])
+        yield add
+        return
+    live = Live(
+        table, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+
+    def grow(row: list[Text]) -> None:
+        table.add_row(*row)
+        live.refresh()
+
+    with live:  # it refreshes from no thread of its own, which a fork would not survive
+        yield grow
+    console.print(table)
 
 
 def _row(outcome: Outcome, reference: Outcome) -> list[Text]:
@@ -170,7 +207,7 @@ def _row(outcome: Outcome, reference: Outcome) -> list[Text]:
         result = Text("reference") if outcome is reference else result
     workers = "-" if cell.executor == "inline" else str(cell.workers)
     killed = "one" if cell.kill else NO_RESUME
-    parts = [cell.executor, workers, str(cell.world), cell.resume, killed, digest, str(len(outcome.digests))]
+    parts = [cell.kind, workers, str(cell.world), cell.resume, killed, digest, str(len(outcome.digests))]
     return [*map(Text, parts), result]
 
 
@@ -214,7 +251,7 @@ def _explain(subject: Subject, reference: Outcome, outcome: Outcome, say: Callab
     where = f" in {', '.join(path or 'all of it' for path in parts[:5])}" if parts else ""
     say(f"The first is the sample at position {position} of epoch {epoch}, dataset index {index}: it differs{where},")
     say(f"in the cell {outcome.cell}.")
-    probe = Probe(lambda: subject.loader().dataset, subject.plan, subject.batched, epoch, position)
+    probe = Probe(lambda: subject.loader().dataset, Fetch(subject.plan, subject.batched, epoch, position))
     try:
         lines = probe.explain(outcome.cell.executor)
     except CannotVerify:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
+from multiprocessing import forkserver
 from traceback import format_exception_only
 from typing import Any
 
@@ -27,6 +28,11 @@ NO_RESUME = "-"
 _COVERED_RESUMES = ("0", "last", "last-1", "1", "mid")  # those in the midst of the epoch with the larger worlds
 
 _PROCESSES = ("fork", "spawn")
+
+_SPAWNED = 2
+"""Where a cell has more workers at a time, one interpreter is spawned and they are forked from it before it has seen
+anything of the user's: each that is spawned imports torch, which takes it two seconds of a CPU."""
+
 _FEWEST_STEPS = 16
 """Batches are cut so small that an epoch has so many, if it has the samples: enough to keep four workers busy."""
 
@@ -66,10 +72,16 @@ class Cell:
     resume: str = NO_RESUME
     kill: bool = False
 
+    @property
+    def kind(self) -> str:
+        """The executor, or how its processes are started."""
+        crowded = self.executor == "spawn" and self.workers * self.world > _SPAWNED
+        return "forkserver" if crowded else self.executor
+
     def __str__(self) -> str:
         workers = "" if self.executor == "inline" else f", {self.workers} worker{'s' * (self.workers > 1)}"
         resume = "" if self.resume == NO_RESUME else f", resumed at step {self.resume}"
-        return f"{self.executor}{workers}, world of {self.world}{resume}{', a worker killed' * self.kill}"
+        return f"{self.kind}{workers}, world of {self.world}{resume}{', a worker killed' * self.kill}"
 
 
 REFERENCE = Cell()
@@ -210,7 +222,7 @@ class Subject:
             "collate_fn": DigestingCollate(loader.collate_fn, self.batched),
             "num_workers": 0 if cell.executor == "inline" else cell.workers,
             "executor": "process" if processes else cell.executor,
-            "multiprocessing_context": cell.executor if processes else None,
+            "multiprocessing_context": cell.kind if processes else None,
             "prefetch_factor": None,
             "persistent_workers": False,
             "in_order": True,
@@ -336,6 +348,12 @@ class _Run:
                 if (epoch, position) in self._digests:
                     raise CellFailed(f"the sample at position {position} of epoch {epoch} was read twice")
                 self._digests[epoch, position] = sample
+
+
+def start_forkserver() -> None:
+    """Start the interpreter that processes are forked from; it imports torch, for which nobody waits here."""
+    forkserver.set_forkserver_preload(["headrace.executors.process"])
+    forkserver.ensure_running()
 
 
 @contextmanager
