@@ -7,14 +7,19 @@ from zlib import crc32
 import numpy as np
 import torch
 
-_LEAVES = 256
-"""Of a batch with more parts than about so many, some evenly spaced ones are looked at."""
+_PARTS = 32
+"""Of a longer list or dictionary about so many parts, evenly spaced, are looked at."""
 
-_ELEMENTS = 16
-"""Of a list or dictionary that lies within another, and of many objects' own attributes, likewise."""
+_PARTS_WITHIN = 16
+"""Likewise, where it is a part itself."""
 
-_BYTES = 4096
-"""Of larger tensors, arrays and strings, some evenly spaced bytes are looked at."""
+_BYTES = 1024
+"""Of larger tensors and arrays about so many bytes, evenly spaced, are looked at."""
+
+_PIECE = 256
+"""Of a long string so many characters at its beginning, in its middle and at its end are looked at."""
+
+_PLAIN = {int, float, bool, str, type(None)}
 
 
 def checksum(batch: Any, before: int = 0) -> int:
@@ -27,32 +32,41 @@ def checksum(batch: Any, before: int = 0) -> int:
         before: What this returned for the batch before.
     """
     try:
-        return _of(batch, before, _LEAVES)
+        return _of(batch, before, _PARTS)
     except Exception:  # noqa: BLE001 - a container of the user's own may raise, which must not end the epoch
-        return _of(type(batch).__qualname__, before, _LEAVES)
+        return crc32(type(batch).__qualname__.encode(), before)
 
 
 def _of(value: Any, before: int, most: int) -> int:
+    before = crc32(type(value).__name__.encode(), before)
     if isinstance(value, torch.Tensor):
         return _of_array(_array_of(value), crc32(str((value.dtype, *value.shape)).encode(), before))
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return _of_array(value, crc32(str((value.dtype, value.shape)).encode(), before))
-    if isinstance(value, str):
-        value = value.encode("utf-8", "surrogatepass")
-    if isinstance(value, bytes | bytearray):
-        step = 1 + len(value) // _BYTES
-        return crc32(value[::step] if step > 1 else value, crc32(b"%d" % len(value), before))
+    if isinstance(value, str | bytes | bytearray):
+        return _of_text(value, before)
     if isinstance(value, Mapping):
         value = [part for item in value.items() for part in item]
     if isinstance(value, list | tuple | np.ndarray):
-        step = 1 + (len(value) - 1) // most
         before = crc32(b"%d" % len(value), before)
-        for part in value[::step]:
-            before = _of(part, before, _ELEMENTS)
+        parts = value[:: 1 + len(value) // (most + 1)]
+        if {*map(type, parts)} <= _PLAIN:
+            return _of_text(repr(parts), before)
+        for part in parts:
+            before = _of(part, before, _PARTS_WITHIN)
         return before
     if isinstance(value, int | float | complex | np.generic | None):
         return crc32(repr(value).encode(), before)
-    return crc32(type(value).__qualname__.encode(), before)
+    return before
+
+
+def _of_text(text: Any, before: int) -> int:
+    size = len(text)
+    before = crc32(b"%d" % size, before)
+    starts = (0, (size - _PIECE) // 2, size - _PIECE) if size > 3 * _PIECE else ()
+    for piece in [text[start : start + _PIECE] for start in starts] or [text]:
+        before = crc32(piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece, before)
+    return before
 
 
 def _array_of(tensor: torch.Tensor) -> Any:
