@@ -56,8 +56,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         seed: Keys shuffling and augmentation, in [0, 2^64). Default: 0 under a process group, else drawn.
         order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`.
         distributed: None splits over the world there is when iteration begins; False reads everything on
-            every rank; a `World(rank, size)` is taken as given. True is None, and deals also an iterable
-            dataset's samples to the ranks.
+            every rank; a `World(rank, size)` is taken as given. True is None, and deals also the samples of an
+            iterable dataset to the ranks, which must not split itself as well.
         tail: What happens at the end of an epoch that does not divide evenly: "pad" (the default: equal steps
             on all ranks, up to W-1 samples are read twice), "drop" (whole global batches only), or "exact"
             (every sample once; a rank may have a step less). `Plan` has a table of the three.
@@ -215,7 +215,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
         Under a plan the samples that follow are those that would have followed, augmentation included; that costs no
         more than beginning an epoch. A sampler of the user's is begun again and run to the place, without loading
-        samples, unless it has a `load_state_dict` of its own; an iterable dataset, likewise, is read again.
+        samples, unless it has a `load_state_dict` of its own; an iterable dataset, likewise, is read again. What is read
+        again is compared with what was delivered, and a warning tells of a difference.
 
         An iterator that exists already is left alone. A state of a plan puts a loader under a plan that was given no
         `seed`, and brings its seed.
