@@ -27,7 +27,7 @@ from headrace.executors.base import Executor, Future, Pool, name_task
 from headrace.executors.forks import Process, fork_all, forks_together
 from headrace.executors.peer import LIVENESS_S, Peer, death, described, dismiss
 from headrace.executors.serving import Server, serve
-from headrace.executors.wire import EMPTY_FRAME, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, Lender, hang_up
+from headrace.executors.wire import EMPTY_FRAME, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, Lender, hang_up, no_answer
 from headrace.forking import warn_before_fork
 from headrace.interrupts import Interruptible, InterruptsHeld
 from headrace.memory.blame import culprit
@@ -251,6 +251,10 @@ class _ProcessPool(Pool):
     def _lose(self, peer: Peer) -> None:
         """Have what a lost worker owes computed by others, and let another process take its place."""
         self._check_owner()
+        why = peer.garbled and no_answer(described(peer), peer.garbled)
+        if why:
+            peer.remark = f"headrace: {why}; it was killed for that"
+            peer.put_down()
         false_starts = 0 if peer.up else peer.false_starts + 1
         if false_starts == MOST_FALSE_STARTS:
             peer.remark = self._remark = (
@@ -281,6 +285,9 @@ class _ProcessPool(Pool):
         if owed and owed[0].deaths == MOST_DEATHS:
             self._blame(owed[0], peer)
         self.note_restart()
+        if why:
+            text = f"{why}. It is killed, another takes its place, and its tasks are computed again."
+            warnings.warn(text, stacklevel=8)
 
     def _bury(self, peer: Peer) -> None:
         """Fail what a dead worker still owed: nobody takes its place."""
@@ -300,6 +307,8 @@ class _ProcessPool(Pool):
         error.add_note(
             f"headrace: {name_task(self.work, future.task)} ended {future.deaths} workers; the last one {last}"
         )
+        if peer.remark:
+            error.add_note(peer.remark)
         future.fail(error)
 
     def _hang_up(self, peer: Peer) -> None:

@@ -9,17 +9,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_new
 from headrace.executors.base import Future, Pool, name_task
 from headrace.executors.ray_actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray_bench import BENCH
-from headrace.executors.ray_cluster import LEFT, Head, few_came, none_came, room
+from headrace.executors.ray_cluster import LEFT, Head, Settings, few_came, none_came, room
 from headrace.executors.ray_door import Door
 from headrace.executors.ray_events import Bell, Copier, Event, Landed
 from headrace.executors.ray_peer import OVERDUE_S, Asked, RayPeer, end_of, overdue_after
-from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
+from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire, no_answer
 from headrace.interrupts import InterruptsHeld
 from headrace.memory.slots import Shelf, keep_freed_memory
 from headrace.types import Task
@@ -37,17 +37,6 @@ to find that a node is lost."""
 
 _FEW_S = 10.0
 """After this time it is said that not all workers have come up."""
-
-
-class Settings(NamedTuple):
-    """What the pool needs to know of its executor, under the names that it has there; and Ray's options."""
-
-    options: dict[str, Any]
-    num_cpus: float
-    hedge: bool
-    shared_memory: bool
-    start_timeout_s: float
-    idle_s: float
 
 
 class RayPool(Pool):
@@ -322,7 +311,7 @@ class RayPool(Pool):
             return
         landed = Landed(iter(memories))
         for future, message in zip(futures, messages, strict=True):
-            peer.settle(future)
+            peer.settle(future, future.done())
             future.land(message, landed)
 
     def _missing(self, peer: RayPeer, futures: Sequence[Asked], error: BaseException) -> None:
@@ -332,7 +321,7 @@ class RayPool(Pool):
             return
         lost = isinstance(error, self._lost) and self.work.repeatable
         for future in reversed(futures):
-            if not peer.settle(future) or future.done():
+            if not peer.settle(future, future.done()) or future.done():
                 continue
             if not lost:
                 note(error, f"Ray could not bring the batch from {peer}; {self._room('object_store_memory')}")
@@ -393,7 +382,11 @@ class RayPool(Pool):
         if peer.wire is not None and events & selectors.EVENT_WRITE:
             peer.wire.send()
         if peer.wire is not None and events & selectors.EVENT_READ and not peer.wire.receive():
-            self._lose(peer, None)
+            why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
+            self._lose(peer, ValueError(why) if why else None)
+            if why and self.work.repeatable:
+                text = f"{why}. It is ended, another takes its place, and its tasks are computed again."
+                warnings.warn(text, stacklevel=8)
 
     def _hedge(self, futures: Sequence[Future]) -> None:
         """Have an overdue batch, and what else its worker has, computed by others too; the first answer counts."""
