@@ -2,6 +2,7 @@
 
 import _thread
 import atexit
+import multiprocessing
 import os
 import selectors
 import socket
@@ -24,7 +25,7 @@ import torch.multiprocessing
 from torch._utils import cpu_count
 
 from headrace.executors.base import Executor, Future, Pool, name_task
-from headrace.executors.forks import Process, fork_all, forks_together
+from headrace.executors.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
 from headrace.executors.peer import LIVENESS_S, Peer, death, described, dismiss
 from headrace.executors.serving import Server, serve
 from headrace.executors.wire import EMPTY_FRAME, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, Lender, hang_up, no_answer
@@ -55,6 +56,8 @@ def _forget_workers() -> None:
     for end in list(_worker_ends):
         end.close()
     _dismissals.clear()
+    for process in list(_processes):
+        close_rank_end(process)
     processes_of_python._children.difference_update(_processes)  # type: ignore[attr-defined]
 
 
@@ -405,6 +408,9 @@ def _worker_main(
     rank = os.getppid()
     # An interrupt before the first or after the last line in here would end in a traceback of multiprocessing's.
     with suppress(KeyboardInterrupt, BrokenPipeError, ConnectionResetError), Interruptible():
+        parent = multiprocessing.parent_process()
+        if parent is not None and not end_with_rank(parent.sentinel):
+            return
         if work is None:
             keep_freed_memory()
             work = receive(descriptors)
