@@ -84,6 +84,7 @@ class RayPeer:
         call: The one that was made last, or the first if that is answered, too; when it is the actor is idle.
         begun: What it said when it was set up.
         up: Whether it takes tasks.
+        lost: Whether it is no more, and another is to take its place.
         task_s: What a task takes it, in seconds.
         heard_s: When it answered last, or was given a task when it had none.
         suspect: Whether a task of its is overdue.
@@ -108,7 +109,7 @@ class RayPeer:
         self.first_call: Any = None
         self.call: Any = None
         self.begun: Begun | None = None
-        self.up = self.suspect = False
+        self.up = self.suspect = self.lost = False
         self.task_s = self.heard_s = 0.0
         self.credit, self.bundle, self.worth, self.pieces, self.fits = _CREDIT, 1, 1, 0, 1
         self.writes = False

@@ -32,8 +32,7 @@ _LOOK_AROUND_S = 1.0
 """How often it looks for what nobody tells, and for workers that have come up."""
 
 _GIVEN_UP_S = 10.0
-"""A worker that says nothing for so long, although others have done all that it had to do, is replaced; Ray takes 14 s
-to find that a node is lost."""
+"""A worker that says nothing for so long, although others have done all it had, is replaced; Ray itself takes 14 s."""
 
 _FEW_S = 10.0
 """After this time it is said that not all workers have come up."""
@@ -117,13 +116,13 @@ class RayPool(Pool):
                 self._begun(peer, event)
             elif what != "served":
                 self._answered(peer, event)
-            elif event.error is None and not peer.up and self._peers[peer.worker] is peer:
+            elif event.error is None and not peer.up and self._counts(peer):
                 self._begin(peer, "")  # the door is shut to it: another user's, or of another container
             else:
                 self._lose(peer, event.error)
 
     def _begun(self, peer: RayPeer, event: Event) -> None:
-        if self._peers[peer.worker] is not peer:
+        if not self._counts(peer):
             return
         if event.error is not None:
             if isinstance(event.error, self._gone):
@@ -168,7 +167,7 @@ class RayPool(Pool):
             error: What Ray said about its end.
             at_fault: Whether the task that it was at may have ended it.
         """
-        if self._peers[peer.worker] is not peer:
+        if not self._counts(peer):
             return
         self._dismiss(peer)
         BENCH.end(self._head.job, peer.actor)
@@ -192,8 +191,20 @@ class RayPool(Pool):
                 future.fail(death)
             elif not future.holders:
                 self._put_back(future)
-        self._peers[peer.worker] = self._hire(peer.worker, false_starts)
-        self.note_restart()
+        peer.lost, peer.up, peer.false_starts = True, False, false_starts
+        peer.unanswered.clear()
+        if sum(one.lost for one in self._peers) == 1:  # others wait for the head
+            self._replace_lost()
+
+    def _replace_lost(self) -> None:
+        """Let other actors take the places of lost workers; without the head Ray would wait, and end this process."""
+        lost = [peer for peer in self._peers if peer.lost]
+        for peer in lost if lost and self._head.answers() else ():
+            self._peers[peer.worker] = self._hire(peer.worker, peer.false_starts)
+            self.note_restart()
+
+    def _counts(self, peer: RayPeer) -> bool:
+        return self._peers[peer.worker] is peer and not peer.lost
 
     def _put_back(self, future: Asked) -> None:
         future.sent_s = 0.0
@@ -385,8 +396,7 @@ class RayPool(Pool):
             why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
             self._lose(peer, ValueError(why) if why else None)
             if why and self.work.repeatable:
-                text = f"{why}. It is ended, another takes its place, and its tasks are computed again."
-                warnings.warn(text, stacklevel=8)
+                warnings.warn(f"{why}. It is ended, and another computes its tasks again.", stacklevel=8)
 
     def _hedge(self, futures: Sequence[Future]) -> None:
         """Have an overdue batch, and what else its worker has, computed by others too; the first answer counts."""
@@ -435,11 +445,12 @@ class RayPool(Pool):
             self._started_s = now_s if len(up) == self.workers else self._started_s
         for peer in up:
             # As long as nobody else has finished what it is at, that may simply take long.
-            others_did_it = all(one.done() for one in peer.unanswered)
-            if peer.suspect and others_did_it and now_s - peer.heard_s > _GIVEN_UP_S:
+            if peer.suspect and all(one.done() for one in peer.unanswered) and now_s - peer.heard_s > _GIVEN_UP_S:
                 self._lose(peer, None, at_fault=False)
         if self._head.lost():
             self._refuse(partial(throw_new, ClusterUnavailable, self._head.obituary))
+        else:
+            self._replace_lost()
 
     def _room(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
@@ -457,14 +468,12 @@ class RayPool(Pool):
     @property
     def owed(self) -> int:
         """How many tasks are not answered."""
-        waiting = sum(reference() is not None for reference in self._queue)
-        return waiting + sum(len(peer.unanswered) for peer in self._peers)
+        return sum(one() is not None for one in self._queue) + sum(len(peer.unanswered) for peer in self._peers)
 
     @property
     def slots(self) -> tuple[int, int]:
         """How many pieces of memory hold batches or may, and their bytes."""
-        sizes = [size for peer in self._peers if peer.wire is not None for size in peer.wire.loans.sizes()]
-        sizes += self._shelf.sizes()
+        sizes = [size for wire in self._wires for size in wire.loans.sizes()] + self._shelf.sizes()
         return len(sizes), sum(sizes)
 
     def close(self) -> None:
@@ -479,7 +488,7 @@ class RayPool(Pool):
                 peer.unanswered.clear()
                 if sys.is_finalizing():
                     continue
-                if self._settings.idle_s and not (peer.suspect or self.broken):
+                if self._settings.idle_s and not (peer.suspect or peer.lost or self.broken):
                     given = self._settings
                     BENCH.leave(self._head.job, given.options, peer.actor, peer.call, not peer.up, given.idle_s)
                 else:
