@@ -163,6 +163,36 @@ def test_a_script_that_ends_in_its_loop(tmp_path: Path, options: str, then: str,
         assert last_words == ""
 
 
+OPEN = """
+    from headrace import DataLoader
+    from test_faults import Numbers
+
+    if __name__ == "__main__":
+        loader = DataLoader(Numbers(), {options})
+        reader = iter(loader)
+        next(reader)
+        print(*(worker.pid for worker in reader._workers), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("", "seed=0", "num_workers=2", "num_workers=2, seed=0", "num_workers=2, persistent_workers=True"),
+        "num_workers=2, seed=0, persistent_workers=True",
+        "num_workers=2, multiprocessing_context='spawn'",
+        "num_workers=2, executor='thread'",
+        "num_workers=2, executor='thread', persistent_workers=True",
+    ],
+)
+def test_a_script_that_ends_with_an_open_iterator_says_nothing(tmp_path: Path, options: str) -> None:
+    with run_script(tmp_path, OPEN.format(options=options)) as rank:
+        pids, last_words = rank.communicate(timeout=LIMIT_S * 3)
+    assert (last_words, rank.returncode) == ("", 0)
+    assert not [pid for pid in map(int, pids.split()) if psutil.pid_exists(pid)]
+
+
 # Real interrupts: a process that has imported everything forks one copy per moment, and interrupts it.
 
 INTERRUPTED = """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from headrace.delivery.reader import Observer
+from headrace.interrupts import Droppable, InterruptsHeld
 
 
 class AccelerateLink(Observer):
@@ -74,7 +75,7 @@ class Told(Observer):
         self.all.append((nth, number, worker, samples, resume))
 
 
-class OneAhead(Iterator[Any]):
+class OneAhead(Droppable, Iterator[Any]):
     """Holds one batch back, to know the last of a stream whose length nobody knows; and what is told of it.
 
     It tells the link and the observers itself, since the reader is at its end a batch before the user is.
@@ -120,8 +121,9 @@ class OneAhead(Iterator[Any]):
         for observer in (self._link, *self._observers):
             observer.ended(finished)
 
-    def __del__(self) -> None:
-        self._end(finished=False)
+    def _dropped(self) -> None:
+        with InterruptsHeld():
+            self._end(finished=False)
 
 
 def in_use() -> bool:

@@ -25,7 +25,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from headrace.executors.base import Executor, Failure, Future, Pool, locate
 from headrace.fetch import drawing_remark
-from headrace.interrupts import InterruptsHeld
+from headrace.interrupts import InterruptsHeld, Living
 from headrace.randomness import Generators, callers_generators_kept
 from headrace.types import Remark, StreamTask, Task
 from headrace.work import Work, Worker
@@ -38,7 +38,7 @@ _EXIT_S = 5.0
 
 _NAME = "headrace-worker-"
 
-_crews: "weakref.WeakSet[_Crew]" = weakref.WeakSet()
+_crews = Living["_Crew"]()
 
 
 @dataclass(frozen=True)
@@ -455,7 +455,7 @@ def _info(of_process: Any) -> Any:
 
 def _let_all_end() -> None:
     """Give threads the time to end that would otherwise be torn away in the middle of a batch."""
-    for crew in list(_crews):
+    for crew in _crews:
         crew.close()
     deadline = time.monotonic() + _EXIT_S
     for thread in threading.enumerate():
