@@ -192,7 +192,6 @@ class RayPool(Pool):
             elif not future.holders:
                 self._put_back(future)
         peer.lost, peer.up, peer.false_starts = True, False, false_starts
-        peer.unanswered.clear()
         if sum(one.lost for one in self._peers) == 1:  # others wait for the head
             self._replace_lost()
 
