@@ -91,6 +91,40 @@ def test_workers_of_a_rank_that_is_killed_in_the_middle_are_gone_in_two_seconds(
         assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]  # init reaps in its own time
 
 
+BUSY = """
+    import ctypes, os, sys
+    from headrace import DataLoader
+    from test_faults import Numbers
+
+    def be_long():
+        os.write(1, b"%d\\n" % os.getpid())
+        ctypes.PyDLL(None).sleep(60)  # which no Python code interrupts, of no thread
+
+    if __name__ == "__main__":
+        loader = DataLoader(Numbers(be_long), sampler=[5] * 4, num_workers=2, multiprocessing_context=sys.argv[1])
+        reader = iter(loader)
+        if sys.argv[2] == "copy" and not (copy := os.fork()):
+            sys.stdin.read()
+            os._exit(0)
+        next(reader)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell them")
+@pytest.mark.parametrize("alone", ["alone", "copy"])
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_workers_in_the_middle_of_a_long_sample_go_with_their_rank(
+    tmp_path: Path, start_method: str, alone: str
+) -> None:
+    """Also where something else that the rank has forked lives on."""
+    with run_script(tmp_path, BUSY, start_method, alone, stdin=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        workers = [psutil.Process(int(rank.stdout.readline())) for _ in range(2)]
+        rank.kill()
+        _, alive = psutil.wait_procs(workers, timeout=2)
+        assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]  # init reaps in its own time
+
+
 LEAVING = """
     import os, sys
     from headrace import DataLoader
@@ -127,6 +161,36 @@ def test_a_script_that_ends_in_its_loop(tmp_path: Path, options: str, then: str,
         assert last_words.splitlines()[-1] == complaint
     else:
         assert last_words == ""
+
+
+OPEN = """
+    from headrace import DataLoader
+    from test_faults import Numbers
+
+    if __name__ == "__main__":
+        loader = DataLoader(Numbers(), {options})
+        reader = iter(loader)
+        next(reader)
+        print(*(worker.pid for worker in reader._workers), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("", "seed=0", "num_workers=2", "num_workers=2, seed=0", "num_workers=2, persistent_workers=True"),
+        "num_workers=2, seed=0, persistent_workers=True",
+        "num_workers=2, multiprocessing_context='spawn'",
+        "num_workers=2, executor='thread'",
+        "num_workers=2, executor='thread', persistent_workers=True",
+    ],
+)
+def test_a_script_that_ends_with_an_open_iterator_says_nothing(tmp_path: Path, options: str) -> None:
+    with run_script(tmp_path, OPEN.format(options=options)) as rank:
+        pids, last_words = rank.communicate(timeout=LIMIT_S * 3)
+    assert (last_words, rank.returncode) == ("", 0)
+    assert not [pid for pid in map(int, pids.split()) if psutil.pid_exists(pid)]
 
 
 # Real interrupts: a process that has imported everything forks one copy per moment, and interrupts it.

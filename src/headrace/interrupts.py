@@ -2,10 +2,18 @@
 
 # The public module wraps every call in enumerations, at ten times the cost.
 import _signal as signal  # type: ignore[import-not-found]
+import _thread
+import atexit
+import functools
 import os
 import threading
+import weakref
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T")
 
 _main = threading.main_thread().ident
 """The main thread: asking each time takes as long as all the rest of a block."""
@@ -89,6 +97,79 @@ class InterruptsLet:
     ) -> None:
         if self._held._before is not None:
             signal.signal(signal.SIGINT, self._held._note)
+
+
+class Droppable:
+    """Does something when the last reference to it is dropped, or when the interpreter ends.
+
+    In a `__del__` an interrupt is swallowed, even at its first line, and what follows is not done. And when modules are
+    torn down at the interpreter's end, what it needs is gone.
+    """
+
+    __slots__ = ("__dict__", "_guard")
+    _guard: Generator[None, None, None]
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make the object, and what outlives it for a moment."""
+        self, same = object.__new__(cls), object.__new__(cls)
+        same.__dict__ = self.__dict__
+        self._guard = guard = _guarding(same)  # no attribute like others, which that holds
+        next(guard)
+        _end_guards_at_exit()
+        _guards.add(guard)
+        return self
+
+    def _dropped(self) -> None:
+        """Do it; called on another object with the same attributes, and again where an interrupt came."""
+        raise NotImplementedError
+
+
+class Living(Generic[T]):
+    """Objects while they live. A `WeakSet` takes out those that die by code in which an interrupt is swallowed."""
+
+    def __init__(self) -> None:
+        self._references: set[weakref.ref[T]] = set()
+
+    def add(self, one: T) -> None:
+        """Add one."""
+        self._references.add(weakref.ref(one, self._references.discard))
+
+    def __iter__(self) -> Iterator[T]:
+        return (one for reference in list(self._references) if (one := reference()) is not None)
+
+
+_guards = Living[Generator[None, None, None]]()
+
+
+def _guarding(dropped: Droppable) -> Generator[None, None, None]:
+    """Wait until this generator ends, or is itself dropped: all that it then does is within its `try`."""
+    missed = False
+    try:
+        yield
+    finally:
+        try:
+            try:
+                dropped._dropped()
+            except KeyboardInterrupt:
+                missed = True
+                dropped._dropped()
+        except KeyboardInterrupt:
+            missed = True
+        if missed:  # it is to come again where it is not swallowed; and after a call it might come here
+            for _ in iter(_thread.interrupt_main, None):
+                pass
+
+
+@functools.cache
+def _end_guards_at_exit() -> None:
+    # The first time there is something to drop: before what was registered until then.
+    atexit.register(_end_guards)
+
+
+def _end_guards() -> None:
+    with ExitStack() as each:
+        for guard in _guards:
+            each.callback(guard.close)
 
 
 class Interruptible:

@@ -215,8 +215,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
         Under a plan the samples that follow are those that would have followed, augmentation included; that costs no
         more than beginning an epoch. A sampler of the user's is begun again and run to the place, without loading
-        samples, unless it has a `load_state_dict` of its own; an iterable dataset, likewise, is read again. What is read
-        again is compared with what was delivered, and a warning tells of a difference.
+        samples, unless it has a `load_state_dict` of its own. An iterable dataset, likewise, is read again, and a
+        warning tells if that is not what was delivered.
 
         An iterator that exists already is left alone. A state of a plan puts a loader under a plan that was given no
         `seed`, and brings its seed.

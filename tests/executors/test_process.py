@@ -57,7 +57,7 @@ def start_rank(tmp_path: Path, then: str, start_method: str) -> tuple[subprocess
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])},
     )
     assert rank.stdout is not None
     workers = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
@@ -162,7 +162,7 @@ def test_a_death_is_noticed_where_children_are_ignored(tmp_path: Path) -> None:
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "list(DataLoader(Deadly(signal.SIGKILL), num_workers=2, seed=0))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert "WorkerDied: DataLoader worker" in done.stderr
@@ -189,7 +189,7 @@ def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_end
         list(DataLoader(Squares(), num_workers=3, worker_init_fn=last_word, multiprocessing_context="fork"))
         """)
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
     subprocess.run([sys.executable, str(script), str(tmp_path)], timeout=60, env=environment, check=True)
     assert sorted(path.name for path in tmp_path.glob("worker *")) == ["worker 0", "worker 1", "worker 2"]
 

@@ -56,6 +56,14 @@ def test_workers_that_end_themselves(executor: RayExecutor, how: str, tmp_path: 
 
 
 @needs_ray
+def test_a_worker_that_sends_what_is_no_answer_is_replaced(tmp_path: Path) -> None:
+    loader = a_loader(Mortal(tmp_path, ends=[7], how="scribble"), RAY)
+    with pytest.warns(UserWarning, match=r"worker \d \(pid \d+ on .* sent what is no answer") as told:
+        assert [flat(batch) for batch in loader] == undisturbed(Mortal(tmp_path))
+    assert len(told) == loader.stats().restarts == 1
+
+
+@needs_ray
 @planes
 def test_a_task_that_ends_every_worker_is_named(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

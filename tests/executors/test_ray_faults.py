@@ -44,9 +44,10 @@ def test_a_node_that_is_added_is_used() -> None:
     assert found["up"] == [1, 2]
 
 
-def test_a_lost_head_is_an_error_in_bounded_time() -> None:
+@pytest.mark.parametrize("what", ["head-lost", "head-and-worker-lost"])
+def test_a_lost_head_is_an_error_in_bounded_time(what: str) -> None:
     """Ray itself would end the process, a minute later, without a word to the program."""
-    found = run("head-lost")
+    found = run(what)
     assert "the head of the Ray cluster" in found["error"]
     assert "save what you need" in found["error"]
 

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.ray_actor import PIECE_BYTES, Actor, Answers, Setup, pickled, versions
+from headrace.executors.ray_actor import PIECE_BYTES, Actor, Answers, Begun, Setup, pickled, versions
 from headrace.executors.ray_events import Landed
 from headrace.executors.ray_peer import Asked, RayPeer
-from headrace.executors.wire import TOOK, Wire, frame
+from headrace.executors.wire import TAIL, Wire, frame
 from headrace.memory import pickling
 from headrace.memory.codec import SlotWriter
 from headrace.memory.pickling import Pickler
@@ -152,7 +152,7 @@ def test_a_task_that_two_died_at_has_its_worker_to_itself() -> None:
     give(peer, asked(4))
     assert not peer.takes(doubtful)
     assert not peer.helps(doubtful)
-    peer.settle(peer.unanswered[0])
+    peer.settle(peer.unanswered[0], was_done=False)
     assert peer.takes(doubtful)
     assert peer.helps(doubtful)
     give(peer, doubtful)
@@ -164,13 +164,13 @@ def test_how_long_a_task_takes_is_what_its_worker_says() -> None:
     """However late the rank hears of it, and of how many at once."""
     rank, worker, descriptors, others = ends = [*socket.socketpair(), *socket.socketpair()]
     peer = a_peer()
-    peer.wire = Wire(rank, descriptors, peer.hear)
+    peer.wire, peer.begun = Wire(rank, descriptors, peer.hear), Begun(5, "here", {})
     futures = [asked(number) for number in range(50)]
     give(peer, *futures)
     writer = SlotWriter(Ring(others))
     for number in range(50):
         writer.begin()
-        for part in frame([*writer.write(torch.tensor(number)), memoryview(TOOK.pack(0.02))]):
+        for part in frame([*writer.write(torch.tensor(number)), memoryview(TAIL.pack(0.02, number + 1, 5))]):
             worker.sendall(part)
     assert peer.wire.receive()
     assert [one.result() for one in futures] == [torch.tensor(number) for number in range(50)]

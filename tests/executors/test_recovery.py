@@ -90,6 +90,25 @@ def test_a_death_is_not_seen(tmp_path: Path, how: str, start_method: str, worker
     assert dataset.counts()[10] == dataset.counts()[20] == 2
 
 
+@pytest.mark.parametrize("how", ["copy", "scribble"])
+def test_a_worker_that_sends_what_is_no_answer_is_replaced(tmp_path: Path, how: str) -> None:
+    dataset = Mortal(tmp_path, [10], how)
+    loader = a_loader(dataset)
+    reader = iter(loader)
+    with pytest.warns(UserWarning, match=r"worker \d \(pid \d+.*sent what is no answer .* or forked a copy") as told:
+        batches = [flat(batch) for batch in reader]
+    assert batches == undisturbed(dataset)
+    assert len(told) == loader.stats().restarts == 1
+
+
+@pytest.mark.parametrize("how", ["copy", "scribble"])
+def test_where_torch_decides_it_is_an_error_that_says_why(tmp_path: Path, how: str) -> None:
+    reader = iter(a_loader(Mortal(tmp_path, [10], how), seed=None))
+    with pytest.raises(WorkerDied, match="exited unexpectedly") as caught:
+        list(reader)
+    assert any("sent what is no answer" in note and "it was killed for that" in note for note in notes(caught))
+
+
 def test_in_any_order_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     dataset = Mortal(tmp_path, [4, 10, 11, 20], "SIGKILL")
     batches = [flat(batch) for batch in a_loader(dataset, in_order=False)]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from headrace.delivery.reader import Observer
 from headrace.errors import bad_value, whole_number
+from headrace.interrupts import Droppable, InterruptsHeld
 from headrace.plan.plan import MAX_SEED
 from headrace.share import StreamShare
 
@@ -105,7 +106,7 @@ class Told(Observer):
         self.ends.append((worker, of_dataset))
 
 
-class OneAhead(Iterator[Any]):
+class OneAhead(Droppable, Iterator[Any]):
     """Holds one batch back, to know the last of a stream whose length nobody knows; and what is told of it.
 
     It tells the link and the observers itself, since the reader is at its end a batch before the user is.
@@ -153,8 +154,9 @@ class OneAhead(Iterator[Any]):
                 observer.exhausted(*end)
             observer.ended(finished)
 
-    def __del__(self) -> None:
-        self._end(finished=False)
+    def _dropped(self) -> None:
+        with InterruptsHeld():
+            self._end(finished=False)
 
 
 class Skipped:

@@ -11,7 +11,7 @@ import torch
 
 from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
-from headrace.interrupts import InterruptsHeld
+from headrace.interrupts import Droppable, InterruptsHeld
 from headrace.streaming import Portion, StreamEnd
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
@@ -65,7 +65,7 @@ class Observer:
         """The pass is over: everything was delivered, or the reader was dropped before."""
 
 
-class Reader(Iterator[Any]):
+class Reader(Droppable, Iterator[Any]):
     """One pass over an epoch.
 
     Args:
@@ -348,7 +348,7 @@ class Reader(Iterator[Any]):
             observer.ended(finished)
 
     def _shutdown_workers(self) -> None:
-        with InterruptsHeld():  # an interrupt in the pool's `__del__`, which comes right after, would be swallowed
+        with InterruptsHeld():
             pool, self._pool = self._pool, None
             self._direct = None
             self._window = deque()
@@ -374,9 +374,10 @@ class Reader(Iterator[Any]):
     def __getstate__(self) -> NoReturn:
         raise NotImplementedError("{} cannot be pickled", type(self).__name__)
 
-    def __del__(self) -> None:
+    def _dropped(self) -> None:
         if hasattr(self, "_delivered"):
-            self._end(finished=False)
+            with InterruptsHeld():
+                self._end(finished=False)
             self._shutdown_workers()
 
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from torch._utils import ExceptionWrapper
 
 from headrace.errors import note
+from headrace.interrupts import Droppable
 from headrace.memory.pickling import dump
 from headrace.types import IndexTask, PlanTask, Remark, StreamTask, Task
 from headrace.work import Work, Worker
@@ -154,8 +155,8 @@ def name_task(work: Work, task: Task) -> str:
             return f"the batch of samples {reprlib.repr(list(task) if isinstance(task, range) else task.tolist())}"
 
 
-class Pool(ABC):
-    """Running workers. It closes itself when the last reference to it is dropped.
+class Pool(Droppable, ABC):
+    """Running workers. It closes itself when the last reference to it is dropped, or when the interpreter ends.
 
     Attributes:
         work: What its workers do.
@@ -182,10 +183,10 @@ class Pool(ABC):
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         """Wait until at least one of the futures is done; return whether one is, within the time allowed."""
 
-    def launch(self) -> None:  # noqa: B027 - most pools launch their workers when they are made
+    def launch(self) -> None:
         """Launch the workers, if that is still to be done: tasks submitted before are there when they begin."""
 
-    def open_stream(self, stream: int, epoch: int) -> None:  # noqa: B027 - only the inline pool has something to do
+    def open_stream(self, stream: int, epoch: int) -> None:
         """Begin a pass over an iterable dataset now, where the caller's own thread reads it; workers begin it later."""
 
     @abstractmethod
@@ -237,7 +238,7 @@ class Pool(ABC):
     def _workers(self) -> Sequence[Any]:
         return self.processes
 
-    def __del__(self) -> None:
+    def _dropped(self) -> None:
         self.close()
 
 

@@ -4,13 +4,18 @@ After a fork the rank's pages are copied when it writes to them, so that what Py
 fifth of a fork. All of that is done before the first, or after the last.
 """
 
+import fcntl
 import gc
 import multiprocessing
 import os
+import select
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import current_process, popen_fork, util
 from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
+from signal import SIGKILL
 from socket import socket, socketpair
 from threading import Lock, get_ident
 from typing import Any, NoReturn
@@ -127,6 +132,32 @@ class _Popen(popen_fork.Popen):
     def _launch(self, process: Any) -> None:
         self.sentinel, self.rank_lives = (one.detach() for one in socketpair())
         self.finalizer = util.Finalize(self, os.close, (self.sentinel,))
+
+
+def close_rank_end(process: BaseProcess) -> None:
+    """Close the rank's end of what tells a process that the rank lives, in another one that the rank has forked."""
+    finalizer = getattr(getattr(process, "_popen", None), "finalizer", None)
+    if finalizer is not None and finalizer.still_active():  # which does nothing but in the rank
+        _close(finalizer._args)
+
+
+def end_with_rank(rank_lives: int) -> bool:
+    """Have the kernel end this process, a worker, whatever it is at, when the rank is gone; return whether it is there.
+
+    That is when nobody holds the other end any more, through which nothing is ever sent. Signals that have a handler
+    wait for C code to end. What user code forks here inherits the descriptor, and gets no signal.
+
+    Args:
+        rank_lives: The end that multiprocessing gave this process.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # the worker then finds out when it has nothing to do
+            fcntl.fcntl(rank_lives, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(rank_lives, fcntl.F_SETSIG, SIGKILL)
+            fcntl.fcntl(rank_lives, fcntl.F_SETFL, fcntl.fcntl(rank_lives, fcntl.F_GETFL) | os.O_ASYNC)
+    ended = select.poll()
+    ended.register(rank_lives, select.POLLIN)
+    return not ended.poll(0)
 
 
 def _close(descriptors: Sequence[int | socket]) -> None:

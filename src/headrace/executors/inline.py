@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from headrace.executors.base import Executor, Future, Pool
 from headrace.types import Task
@@ -26,6 +26,9 @@ class InlineExecutor(Executor):
 
 
 class _InlinePool(Pool):
+    def __new__(cls, *_: Any) -> Self:
+        return object.__new__(cls)  # there is nothing to close
+
     def __init__(self, work: Work) -> None:
         self.work = work
         self.workers = 1

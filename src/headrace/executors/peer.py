@@ -46,7 +46,9 @@ class Peer(Wire):
     def _answer(self, parts: list[bytearray]) -> None:
         # An empty message comes when it has unpickled its work, if that had to be, and when it is set up for tasks.
         if parts:
-            self.unanswered.popleft().land(parts[:-1], self.loans)  # the last is `TOOK`
+            self.check(parts, self.process.pid)
+            self.unanswered[0].land(parts, self.loans)  # and is still owed where that is refused
+            self.unanswered.popleft()
         else:
             self.up = self.ready
             self.ready = True

@@ -2,6 +2,7 @@
 
 import _thread
 import atexit
+import multiprocessing
 import os
 import selectors
 import socket
@@ -24,10 +25,10 @@ import torch.multiprocessing
 from torch._utils import cpu_count
 
 from headrace.executors.base import Executor, Future, Pool, name_task
-from headrace.executors.forks import Process, fork_all, forks_together
+from headrace.executors.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
 from headrace.executors.peer import LIVENESS_S, Peer, death, described, dismiss
 from headrace.executors.serving import Server, serve
-from headrace.executors.wire import EMPTY_FRAME, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, Lender, hang_up
+from headrace.executors.wire import EMPTY_FRAME, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, Lender, hang_up, no_answer
 from headrace.forking import warn_before_fork
 from headrace.interrupts import Interruptible, InterruptsHeld
 from headrace.memory.blame import culprit
@@ -55,6 +56,8 @@ def _forget_workers() -> None:
     for end in list(_worker_ends):
         end.close()
     _dismissals.clear()
+    for process in list(_processes):
+        close_rank_end(process)
     processes_of_python._children.difference_update(_processes)  # type: ignore[attr-defined]
 
 
@@ -251,6 +254,10 @@ class _ProcessPool(Pool):
     def _lose(self, peer: Peer) -> None:
         """Have what a lost worker owes computed by others, and let another process take its place."""
         self._check_owner()
+        why = peer.garbled and no_answer(described(peer), peer.garbled)
+        if why:
+            peer.remark = f"headrace: {why}; it was killed for that"
+            peer.put_down()
         false_starts = 0 if peer.up else peer.false_starts + 1
         if false_starts == MOST_FALSE_STARTS:
             peer.remark = self._remark = (
@@ -281,6 +288,9 @@ class _ProcessPool(Pool):
         if owed and owed[0].deaths == MOST_DEATHS:
             self._blame(owed[0], peer)
         self.note_restart()
+        if why:
+            text = f"{why}. It is killed, another takes its place, and its tasks are computed again."
+            warnings.warn(text, stacklevel=8)
 
     def _bury(self, peer: Peer) -> None:
         """Fail what a dead worker still owed: nobody takes its place."""
@@ -300,6 +310,8 @@ class _ProcessPool(Pool):
         error.add_note(
             f"headrace: {name_task(self.work, future.task)} ended {future.deaths} workers; the last one {last}"
         )
+        if peer.remark:
+            error.add_note(peer.remark)
         future.fail(error)
 
     def _hang_up(self, peer: Peer) -> None:
@@ -396,6 +408,9 @@ def _worker_main(
     rank = os.getppid()
     # An interrupt before the first or after the last line in here would end in a traceback of multiprocessing's.
     with suppress(KeyboardInterrupt, BrokenPipeError, ConnectionResetError), Interruptible():
+        parent = multiprocessing.parent_process()
+        if parent is not None and not end_with_rank(parent.sentinel):
+            return
         if work is None:
             keep_freed_memory()
             work = receive(descriptors)

@@ -6,8 +6,8 @@ from typing import Any
 
 from headrace.errors import bad_type, bad_value, check_flag
 from headrace.executors.base import Executor, Pool
-from headrace.executors.ray_cluster import check_installed, connect
-from headrace.executors.ray_pool import RayPool, Settings
+from headrace.executors.ray_cluster import Settings, check_installed, connect
+from headrace.executors.ray_pool import RayPool
 from headrace.interrupts import InterruptsHeld
 from headrace.work import Work
 

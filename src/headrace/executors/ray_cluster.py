@@ -7,7 +7,7 @@ import socket
 import time
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import ClusterUnavailable, MissingExtra
 
@@ -26,6 +26,17 @@ _LOST_S = 20.0
 
 LEFT = "this process has left the Ray cluster that its workers were in: begin another epoch when it has joined one."
 """What to say where Ray was shut down."""
+
+
+class Settings(NamedTuple):
+    """What the pool needs to know of its executor, under the names that it has there; and Ray's options."""
+
+    options: dict[str, Any]
+    num_cpus: float
+    hedge: bool
+    shared_memory: bool
+    start_timeout_s: float
+    idle_s: float
 
 
 def check_installed(address: str | None) -> None:

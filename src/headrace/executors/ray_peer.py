@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.executors.base import name_task
 from headrace.executors.ray_actor import PIECE_BYTES, Answers, Begun, pieces_of
-from headrace.executors.wire import TOOK, Assigned, Wire
+from headrace.executors.wire import Assigned, Wire
 from headrace.memory.codec import is_inline
 from headrace.memory.pickling import Pickler
 from headrace.types import Task
@@ -84,6 +84,7 @@ class RayPeer:
         call: The one that was made last, or the first if that is answered, too; when it is the actor is idle.
         begun: What it said when it was set up.
         up: Whether it takes tasks.
+        lost: Whether it is no more, and another is to take its place.
         task_s: What a task takes it, in seconds.
         heard_s: When it answered last, or was given a task when it had none.
         suspect: Whether a task of its is overdue.
@@ -108,7 +109,7 @@ class RayPeer:
         self.first_call: Any = None
         self.call: Any = None
         self.begun: Begun | None = None
-        self.up = self.suspect = False
+        self.up = self.suspect = self.lost = False
         self.task_s = self.heard_s = 0.0
         self.credit, self.bundle, self.worth, self.pieces, self.fits = _CREDIT, 1, 1, 0, 1
         self.writes = False
@@ -117,11 +118,13 @@ class RayPeer:
     def hear(self, parts: list[bytearray]) -> None:
         """Take an answer that came over the socket: they come in order."""
         assert self.wire is not None
-        future = self.unanswered[0]
-        (task_s,) = TOOK.unpack(parts.pop())
+        assert self.begun is not None
+        task_s = self.wire.check(parts, self.begun.pid)
         self.pace(task_s, _MOST_BUNDLE if is_inline(parts) else 1)
-        self.settle(future)
-        future.land(parts, self.wire.loans)
+        future = self.unanswered[0]
+        was_done = future.done()
+        future.land(parts, self.wire.loans)  # and is still owed where that is refused
+        self.settle(future, was_done)
 
     def ask(self, some: Sequence[Asked]) -> list[Any]:
         """Send tasks through Ray; return its references to the answers and to what comes in pieces beside them."""
@@ -156,8 +159,13 @@ class RayPeer:
             answers.messages.extend(pickle.loads(piece))
         return answers
 
-    def settle(self, future: Asked) -> bool:
-        """Note that a task is answered; return whether the worker still had it."""
+    def settle(self, future: Asked, was_done: bool) -> bool:
+        """Note that a task is answered; return whether the worker still had it.
+
+        Args:
+            future: The task's.
+            was_done: Whether another worker has answered it before.
+        """
         now_s = time.monotonic()
         self.heard_s = now_s
         self.suspect = False
@@ -165,7 +173,7 @@ class RayPeer:
             return False
         self.unanswered.remove(future)
         future.holders.remove(self)
-        if not future.done():
+        if not was_done:
             self._ages.append(now_s - future.sent_s)
         return True
 

@@ -9,17 +9,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_new
 from headrace.executors.base import Future, Pool, name_task
 from headrace.executors.ray_actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray_bench import BENCH
-from headrace.executors.ray_cluster import LEFT, Head, few_came, none_came, room
+from headrace.executors.ray_cluster import LEFT, Head, Settings, few_came, none_came, room
 from headrace.executors.ray_door import Door
 from headrace.executors.ray_events import Bell, Copier, Event, Landed
 from headrace.executors.ray_peer import OVERDUE_S, Asked, RayPeer, end_of, overdue_after
-from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire
+from headrace.executors.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire, no_answer
 from headrace.interrupts import InterruptsHeld
 from headrace.memory.slots import Shelf, keep_freed_memory
 from headrace.types import Task
@@ -32,22 +32,10 @@ _LOOK_AROUND_S = 1.0
 """How often it looks for what nobody tells, and for workers that have come up."""
 
 _GIVEN_UP_S = 10.0
-"""A worker that says nothing for so long, although others have done all that it had to do, is replaced; Ray takes 14 s
-to find that a node is lost."""
+"""A worker that says nothing for so long, although others have done all it had, is replaced; Ray itself takes 14 s."""
 
 _FEW_S = 10.0
 """After this time it is said that not all workers have come up."""
-
-
-class Settings(NamedTuple):
-    """What the pool needs to know of its executor, under the names that it has there; and Ray's options."""
-
-    options: dict[str, Any]
-    num_cpus: float
-    hedge: bool
-    shared_memory: bool
-    start_timeout_s: float
-    idle_s: float
 
 
 class RayPool(Pool):
@@ -128,13 +116,13 @@ class RayPool(Pool):
                 self._begun(peer, event)
             elif what != "served":
                 self._answered(peer, event)
-            elif event.error is None and not peer.up and self._peers[peer.worker] is peer:
+            elif event.error is None and not peer.up and self._counts(peer):
                 self._begin(peer, "")  # the door is shut to it: another user's, or of another container
             else:
                 self._lose(peer, event.error)
 
     def _begun(self, peer: RayPeer, event: Event) -> None:
-        if self._peers[peer.worker] is not peer:
+        if not self._counts(peer):
             return
         if event.error is not None:
             if isinstance(event.error, self._gone):
@@ -179,7 +167,7 @@ class RayPool(Pool):
             error: What Ray said about its end.
             at_fault: Whether the task that it was at may have ended it.
         """
-        if self._peers[peer.worker] is not peer:
+        if not self._counts(peer):
             return
         self._dismiss(peer)
         BENCH.end(self._head.job, peer.actor)
@@ -203,8 +191,19 @@ class RayPool(Pool):
                 future.fail(death)
             elif not future.holders:
                 self._put_back(future)
-        self._peers[peer.worker] = self._hire(peer.worker, false_starts)
-        self.note_restart()
+        peer.lost, peer.up, peer.false_starts = True, False, false_starts
+        if sum(one.lost for one in self._peers) == 1:  # others wait for the head
+            self._replace_lost()
+
+    def _replace_lost(self) -> None:
+        """Let other actors take the places of lost workers; without the head Ray would wait, and end this process."""
+        lost = [peer for peer in self._peers if peer.lost]
+        for peer in lost if lost and self._head.answers() else ():
+            self._peers[peer.worker] = self._hire(peer.worker, peer.false_starts)
+            self.note_restart()
+
+    def _counts(self, peer: RayPeer) -> bool:
+        return self._peers[peer.worker] is peer and not peer.lost
 
     def _put_back(self, future: Asked) -> None:
         future.sent_s = 0.0
@@ -322,7 +321,7 @@ class RayPool(Pool):
             return
         landed = Landed(iter(memories))
         for future, message in zip(futures, messages, strict=True):
-            peer.settle(future)
+            peer.settle(future, future.done())
             future.land(message, landed)
 
     def _missing(self, peer: RayPeer, futures: Sequence[Asked], error: BaseException) -> None:
@@ -332,7 +331,7 @@ class RayPool(Pool):
             return
         lost = isinstance(error, self._lost) and self.work.repeatable
         for future in reversed(futures):
-            if not peer.settle(future) or future.done():
+            if not peer.settle(future, future.done()) or future.done():
                 continue
             if not lost:
                 note(error, f"Ray could not bring the batch from {peer}; {self._room('object_store_memory')}")
@@ -393,7 +392,10 @@ class RayPool(Pool):
         if peer.wire is not None and events & selectors.EVENT_WRITE:
             peer.wire.send()
         if peer.wire is not None and events & selectors.EVENT_READ and not peer.wire.receive():
-            self._lose(peer, None)
+            why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
+            self._lose(peer, ValueError(why) if why else None)
+            if why and self.work.repeatable:
+                warnings.warn(f"{why}. It is ended, and another computes its tasks again.", stacklevel=8)
 
     def _hedge(self, futures: Sequence[Future]) -> None:
         """Have an overdue batch, and what else its worker has, computed by others too; the first answer counts."""
@@ -442,11 +444,12 @@ class RayPool(Pool):
             self._started_s = now_s if len(up) == self.workers else self._started_s
         for peer in up:
             # As long as nobody else has finished what it is at, that may simply take long.
-            others_did_it = all(one.done() for one in peer.unanswered)
-            if peer.suspect and others_did_it and now_s - peer.heard_s > _GIVEN_UP_S:
+            if peer.suspect and all(one.done() for one in peer.unanswered) and now_s - peer.heard_s > _GIVEN_UP_S:
                 self._lose(peer, None, at_fault=False)
         if self._head.lost():
             self._refuse(partial(throw_new, ClusterUnavailable, self._head.obituary))
+        else:
+            self._replace_lost()
 
     def _room(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
@@ -464,14 +467,12 @@ class RayPool(Pool):
     @property
     def owed(self) -> int:
         """How many tasks are not answered."""
-        waiting = sum(reference() is not None for reference in self._queue)
-        return waiting + sum(len(peer.unanswered) for peer in self._peers)
+        return sum(one() is not None for one in self._queue) + sum(len(peer.unanswered) for peer in self._peers)
 
     @property
     def slots(self) -> tuple[int, int]:
         """How many pieces of memory hold batches or may, and their bytes."""
-        sizes = [size for peer in self._peers if peer.wire is not None for size in peer.wire.loans.sizes()]
-        sizes += self._shelf.sizes()
+        sizes = [size for wire in self._wires for size in wire.loans.sizes()] + self._shelf.sizes()
         return len(sizes), sum(sizes)
 
     def close(self) -> None:
@@ -486,7 +487,7 @@ class RayPool(Pool):
                 peer.unanswered.clear()
                 if sys.is_finalizing():
                     continue
-                if self._settings.idle_s and not (peer.suspect or self.broken):
+                if self._settings.idle_s and not (peer.suspect or peer.lost or self.broken):
                     given = self._settings
                     BENCH.leave(self._head.job, given.options, peer.actor, peer.call, not peer.up, given.idle_s)
                 else:

@@ -1,5 +1,6 @@
 """What a worker does that has a process of its own: answers tasks with encoded batches, whatever carries them."""
 
+import os
 import select
 import socket
 import time
@@ -12,7 +13,7 @@ from torch.utils.data import default_collate
 from headrace.errors import SlotTooLarge
 from headrace.executors.base import Failure, Remarked
 from headrace.executors.peer import LIVENESS_S
-from headrace.executors.wire import JOINED_BYTES, TOOK, Order, Sent, frame, read_frames, task_of
+from headrace.executors.wire import JOINED_BYTES, TAIL, Order, Sent, frame, read_frames, task_of
 from headrace.memory.blame import culprit
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.pickling import decode
@@ -91,6 +92,7 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
         rank_lives: Asked from time to time when nothing comes.
     """
     held: list[memoryview] = []
+    answers = 0
     for tasks, returned, dropped in _orders(end, rank_lives):
         for slot in returned:
             ring.release(slot)
@@ -99,7 +101,10 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
         for left, (sent, number) in zip(reversed(range(len(tasks))), tasks, strict=True):
             began_s = time.perf_counter()
             message = server.answer_to(sent, number)
-            held += frame([*message, memoryview(TOOK.pack(time.perf_counter() - began_s))])
+            answers += 1
+            # Who it is now: user code may have forked a copy, and let it go on as if it was the worker.
+            tail = TAIL.pack(time.perf_counter() - began_s, answers, os.getpid())
+            held += frame([*message, memoryview(tail)])
             size = sum(map(len, held))
             if left and size <= JOINED_BYTES // 2:  # what is larger may be the user's memory still, and changes
                 continue

@@ -29,7 +29,7 @@ from torch.utils.data._utils import worker as torch_worker
 from headrace.executors.base import Executor, Failure, Future, Pool, locate, name_task
 from headrace.executors.turns import Errand, Outcome, OverLimit, this_thread, turns
 from headrace.fetch import drawing_remark
-from headrace.interrupts import InterruptsHeld
+from headrace.interrupts import InterruptsHeld, Living
 from headrace.randomness import Generators, Lease, callers_generators_kept
 from headrace.randomness import here as work_here
 from headrace.torch_threads import begin_with_torch_threads, one_torch_thread
@@ -44,7 +44,7 @@ _EXIT_S = 5.0
 
 _NAME = "headrace-worker-"
 
-_crews: "weakref.WeakSet[_Crew]" = weakref.WeakSet()
+_crews = Living["_Crew"]()
 
 
 @dataclass(frozen=True)
@@ -445,7 +445,7 @@ def _info(of_process: Any) -> Any:
 
 def _let_all_end() -> None:
     """Give threads the time to end that would otherwise be torn away in the middle of a batch."""
-    for crew in list(_crews):
+    for crew in _crews:
         crew.close()
     deadline = time.monotonic() + _EXIT_S
     for thread in threading.enumerate():

@@ -35,9 +35,19 @@ No task is to blame for those. More are allowed, since to start takes longer tha
 more often: at 20 ms and five kills a second one in ten, and all ten in a row hardly ever.
 """
 
-_COUNT = struct.Struct("<Q")
+_MOST_PARTS = 2**16
+"""A frame has fewer parts: they take a byte each in a stream of `INLINE_BYTES`, or are `INLINE_PARTS`."""
 
-_ONE_PART = struct.Struct("<2Q")
+_MARK = 0x68_65_61_64_72_61 * _MOST_PARTS
+"""What the first word of every frame is, but for the number of its parts: what is no frame is found out."""
+
+_WORD = struct.Struct("<Q")
+
+_HEAD = struct.Struct("<2Q")
+"""What every frame begins with: mark and number of parts, and how many bytes they have together. Their lengths follow.
+"""
+
+_ONE_PART = struct.Struct("<3Q")
 """What `frame` puts before a part that is alone."""
 
 Sent = tuple[int, ...] | int | list[int] | list[bytearray]
@@ -50,10 +60,11 @@ as `Loan` the slots that come back, and those that it is to forget."""
 Loan = tuple[list[int], list[int]]
 """The slots that go back to a worker, and those that it is to forget."""
 
-TOOK = struct.Struct("<d")
-"""The last part of an answer: what the task took the worker, in seconds. The rank may hear late."""
+TAIL = struct.Struct("<d2Q")
+"""The last part of an answer: what the task took the worker, in seconds, since the rank may hear late; how many answers
+it has given, this one included; and which process it is."""
 
-EMPTY_FRAME = _COUNT.pack(0)
+EMPTY_FRAME = _HEAD.pack(_MARK, 0)
 """A frame without parts: a word from a worker that is no answer."""
 
 JOINED_BYTES = 2**16
@@ -143,6 +154,7 @@ class Wire:
     Attributes:
         loans: The worker's slots.
         outbox: What the socket did not take yet.
+        garbled: Why what the worker sent is no answer; "" while it is.
     """
 
     def __init__(
@@ -154,6 +166,8 @@ class Wire:
         self.descriptors = descriptors
         self.loans = Loans(descriptors)
         self.outbox: deque[memoryview] = deque()
+        self.garbled = ""
+        self._answers = 0
         self._frames = read_frames(heard)
         self._wanted = next(self._frames)
 
@@ -166,7 +180,7 @@ class Wire:
         """Send tasks, to be answered together, and slots from a `Lender`."""
         order: Order = ([(future.sent, future.key) for future in futures], *slots)
         pickled = pickle.dumps(order, 5)
-        self.outbox.append(memoryview(_ONE_PART.pack(1, len(pickled)) + pickled))
+        self.outbox.append(memoryview(_ONE_PART.pack(_MARK + 1, len(pickled), len(pickled)) + pickled))
         self.send()
 
     def send(self) -> None:
@@ -187,7 +201,7 @@ class Wire:
                 self.outbox[0] = self.outbox[0][sent:]
 
     def receive(self) -> bool:
-        """Read what has arrived; return False when the worker has closed its end."""
+        """Read what has arrived; return False when the worker has closed its end, or sent what is no answer."""
         while True:
             try:
                 count = self.end.recv_into(self._wanted)
@@ -203,8 +217,29 @@ class Wire:
                 self._wanted = self._frames.send(count)
             except StopIteration:
                 return False
+            except Exception as error:  # noqa: BLE001 - there is no end to what can be wrong with it
+                self.garbled = str(error) if type(error) is ValueError else repr(error)
+                return False
             if not full:  # there was no more
                 return True
+
+    def check(self, parts: list[bytearray], pid: int | None) -> float:
+        """Take the `TAIL` off an answer; return how long the task took, in seconds.
+
+        Args:
+            parts: The answer.
+            pid: The worker's process.
+
+        Raises:
+            ValueError: It is not the worker's next answer.
+        """
+        task_s, number, by = TAIL.unpack(parts.pop())
+        self._answers += 1
+        if by != pid:
+            raise ValueError(f"it comes from process {by}")
+        if number != self._answers:
+            raise ValueError(f"it is the worker's answer number {number}, where {self._answers} is the next")
+        return cast(float, task_s)
 
     def close(self) -> None:
         """Hang up, and let go of what only a reference cycle would keep."""
@@ -258,6 +293,14 @@ def hang_up(end: socket.socket) -> None:
     end.close()
 
 
+def no_answer(who: str, why: str) -> str:
+    """Say that what a worker sent is no answer, and how that comes about."""
+    return (
+        f"{who} sent what is no answer ({why}): user code there has written to a descriptor that is not its own, or "
+        "forked a copy that went on as if it was the worker"
+    )
+
+
 @lru_cache
 def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}Q")
@@ -266,23 +309,41 @@ def _numbers(count: int) -> struct.Struct:
 def frame(parts: Sequence[memoryview]) -> list[memoryview]:
     """Put the number of parts and their lengths in bytes before the parts."""
     sizes = [*map(len, parts)]
-    head = _numbers(1 + len(sizes)).pack(len(sizes), *sizes)
-    if sum(sizes) <= JOINED_BYTES:  # to wake the other side once for each would cost more than the copy
+    total = sum(sizes)
+    head = _numbers(2 + len(sizes)).pack(_MARK + len(sizes), total, *sizes)
+    if total <= JOINED_BYTES:  # to wake the other side once for each would cost more than the copy
         return [memoryview(b"".join((head, *parts)))]
     return [memoryview(head), *(part for part in parts if len(part))]
 
 
+def _begin(head: Buffer) -> tuple[int, int]:
+    """Return how many parts a frame has, and how many bytes they have together.
+
+    Raises:
+        ValueError: It is none.
+    """
+    count, total = _HEAD.unpack_from(head)
+    if not 0 <= count - _MARK < _MOST_PARTS:
+        raise ValueError("it does not begin as one")
+    return count - _MARK, total
+
+
+def _checked(sizes: Sequence[int], total: int) -> Sequence[int]:
+    if sum(sizes) != total:
+        raise ValueError("its parts are not as long as it says")
+    return sizes
+
+
 def _first_frame(rest: memoryview) -> tuple[list[bytearray], memoryview]:
     """Return the parts of a frame that has come as a whole, and what follows; no parts if it has not, or has none."""
-    (count,) = _COUNT.unpack_from(rest) if len(rest) >= _COUNT.size else (0,)
-    end = _COUNT.size * (1 + count)
-    if not count or len(rest) < end:
+    if len(rest) < _HEAD.size:
         return [], rest
-    sizes = _numbers(count).unpack_from(rest, _COUNT.size)
-    if len(rest) < end + sum(sizes):
+    count, total = _begin(rest)
+    end = _HEAD.size + _WORD.size * count
+    if not count or len(rest) < end + total:
         return [], rest
     parts = []
-    for size in sizes:
+    for size in _checked(_numbers(count).unpack_from(rest, _HEAD.size), total):
         start, end = end, end + size
         parts.append(bytearray(rest[start:end]))
     return parts, rest[end:]
@@ -292,6 +353,9 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
     """Yield the memory to be filled next, and be sent how much of it was, for ever; call `deliver` with frames' parts.
 
     What is small is read together, several frames at a time; what is large goes where it stays.
+
+    Raises:
+        ValueError: What came is no frame.
     """
     scratch = np.empty(JOINED_BYTES, np.uint8).data  # whose pages are not touched before they are needed
     rest = scratch[:0]
@@ -317,8 +381,9 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
             rest = scratch[: (yield scratch)]
         parts, rest = _first_frame(rest)
         if not parts:
-            (count,) = _COUNT.unpack((yield from take(_COUNT.size)))
-            for (size,) in _COUNT.iter_unpack((yield from take(_COUNT.size * count))):
+            count, total = _begin((yield from take(_HEAD.size)))
+            words = yield from take(_WORD.size * count)
+            for size in _checked([size for (size,) in _WORD.iter_unpack(words)], total):
                 parts.append((yield from take(size)))
         deliver(parts)
         del parts  # the batch's memory belongs to the user now

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from headrace.interrupts import Droppable
 from headrace.memory.pickling import copy_into, decode, dump
 from headrace.memory.slots import ALIGNMENT, Mapping, anonymous_file
 
@@ -27,7 +28,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class Payload:
+class Payload(Droppable):
     """A pickled value in an anonymous file. Whoever maps it shares its pages until it writes to them.
 
     Args:
@@ -57,9 +58,10 @@ class Payload:
         """Pass the file to a process, over a Unix socket; a few bytes, which need no reader yet."""
         socket.send_fds(end, [self._head], [self._descriptor])
 
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+    def _dropped(self) -> None:
+        descriptor = vars(self).pop("_descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def receive(end: socket.socket) -> Any:

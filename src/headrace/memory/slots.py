@@ -9,6 +9,7 @@ import functools
 import mmap
 import os
 import socket
+import struct
 import tempfile
 import weakref
 from collections import deque
@@ -35,6 +36,8 @@ _LIBC.free.argtypes = [ctypes.c_void_p]
 _FAILED = ctypes.c_void_p(-1).value
 _MAP_FIXED = 0x10  # Linux and macOS
 
+_SLOT = struct.Struct("<2Q")
+"""What comes with a slot's descriptor: its number, and its size in bytes."""
 
 _LEARNT_BYTES = 2**25 - 2**16
 """Just below the largest block from which glibc learns."""
@@ -200,7 +203,7 @@ class Ring:
         try:
             mapping = Mapping(descriptor, size)
             slot, self._made = self._made, self._made + 1
-            head = slot.to_bytes(8, "little") + size.to_bytes(8, "little")
+            head = _SLOT.pack(slot, size)
             if self._descriptors is not None:
                 socket.send_fds(self._descriptors, [head], [descriptor])
         finally:
@@ -227,6 +230,7 @@ class Loans:
 
     def __init__(self, descriptors: socket.socket) -> None:
         self.lent = 0
+        descriptors.setblocking(False)
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
         self._watched: dict[int, weakref.ref[object]] = {}
@@ -235,7 +239,12 @@ class Loans:
         self._unused: set[int] = set()  # given up before a batch came in them
 
     def borrow(self, slot: int) -> memoryview:
-        """Return a slot's memory. When the last tensor, array or view over it dies the slot may go back."""
+        """Return a slot's memory. When the last tensor, array or view over it dies the slot may go back.
+
+        Raises:
+            SlotTooLarge: It cannot be mapped.
+            ValueError: There is no such slot.
+        """
         if slot in self._slots:
             self.lent -= 1
         while slot not in self._slots:
@@ -286,11 +295,16 @@ class Loans:
         return len(self._slots)
 
     def _map_next(self) -> None:
-        head, descriptors, _, _ = socket.recv_fds(self._descriptors, 16, 1)
-        if not descriptors:
+        try:  # the descriptor was sent before the message that names the slot
+            head, descriptors, flags, _ = socket.recv_fds(self._descriptors, _SLOT.size, 1)
+        except BlockingIOError:
+            raise ValueError("there is no such slot") from None
+        if not descriptors and flags & socket.MSG_CTRUNC:
             raise SlotTooLarge("a slot's descriptor could not be received: this process has too many files open")
         try:
-            slot, size = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:], "little")
+            slot, size = _SLOT.unpack(head)
+            if [os.fstat(one).st_size for one in descriptors] != [size]:
+                raise ValueError("what came is no slot")
             if slot in self._unused:
                 self._unused.remove(slot)
             else:

@@ -133,13 +133,15 @@ def node_added() -> dict[str, Any]:
     return {"seen": sorted(set(seen)), "expected": [undisturbed()], "up": ups}
 
 
-def head_lost() -> dict[str, Any]:
-    """Kill the head; nothing can be replaced any more."""
+def head_lost(worker: bool) -> dict[str, Any]:
+    """Kill the head, and perhaps a worker along with it; nothing can be replaced any more."""
     ray_cluster._ASK_S, ray_cluster._LOST_S = 0.5, 2.0
     cluster = a_cluster()
     loader = a_loader(2, persistent=True)
     list(loader)
     os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+    if worker:
+        os.kill(loader._iterator._peers[0].begun.pid, signal.SIGKILL)
     began_s = time.monotonic()
     try:
         while time.monotonic() - began_s < 30:
@@ -246,7 +248,8 @@ JOBS: dict[str, Callable[[], dict[str, Any]]] = {
     "node-killed-store": lambda: node_lost(False, stopped=False),
     "node-cut-store": lambda: node_lost(False, stopped=True),
     "node-added": node_added,
-    "head-lost": head_lost,
+    "head-lost": lambda: head_lost(worker=False),
+    "head-and-worker-lost": lambda: head_lost(worker=True),
     "store-full": store_full,
     "client": client,
     "rank": rank,
