@@ -428,8 +428,8 @@ IN_A_WORLD: dict[str, tuple[dict[str, Any], str]] = {
     "weights": ({"sampler": torch.utils.data.WeightedRandomSampler([1.0], 1)}, "WeightedRandomSampler draws.*Weighted"),
     "batches": ({"batch_sampler": BatchSampler(RandomSampler(range(5)), 2, False)}, "what its RandomSampler draws"),
     "no batches": ({"sampler": RandomSampler(range(5)), "batch_size": None}, "what its RandomSampler draws"),
-    "a stream": ({"dataset": Numbers()}, "every rank reads the whole of an IterableDataset"),
-    "a seeded stream": ({"dataset": Numbers(), "seed": 1}, "every rank reads the whole of an IterableDataset"),
+    "a stream": ({"dataset": Numbers()}, "an IterableDataset is read as it is on every rank"),
+    "a seeded stream": ({"dataset": Numbers(), "seed": 1}, "an IterableDataset is read as it is on every rank"),
     "a generator": ({"generator": torch.Generator()}, "generator is ignored: 2 ranks split the epoch.*Pass seed="),
     "a generator and a dealt stream": (
         {"dataset": Numbers(), "distributed": True, "generator": torch.Generator()},
@@ -447,10 +447,11 @@ def test_several_ranks_are_told_once_what_has_no_effect(name: str, monkeypatch: 
         list(loader)  # alone there is nothing to tell
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.warns(UserWarning, match=text) as told:
+    with pytest.warns(UserWarning, match=text) as caught:
         _ = [list(loader) for _ in range(2)]
+    told = [one for one in caught if not str(one.message).startswith("RANK=1")]  # there is no group
     assert len(told) == 1
-    assert told[0].filename == __file__
+    assert {one.filename for one in caught} == {__file__}
 
 
 class Unknown(RandomSampler):
@@ -487,6 +488,7 @@ def test_what_has_an_effect_is_not_warned_about(options: dict[str, Any], monkeyp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "This DataLoader will create")
+        warnings.filterwarnings("ignore", "RANK=1 and WORLD_SIZE=2")  # there is no group
         loader = DataLoader(**arguments(**options))
         list(loader)
         loader._iterator = None

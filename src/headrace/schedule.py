@@ -198,7 +198,7 @@ class Schedule:
                     f"{self.tail_as_given} leaves no batch at all: {plan.samples} samples are fewer than one global "
                     f"batch of {plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}. Use a smaller "
                     'batch_size, or tail="pad" or "exact" instead.',
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         assert self._plan is not None
         return self._plan
@@ -296,7 +296,7 @@ class Schedule:
                 f"loader.set_epoch({self.epoch + 1}) before iterating; to read the rest of this one, keep its iterator "
                 "or load what loader.state_dict() returned.",
                 "abandoned",
-                stacklevel=5,
+                stacklevel=6,
             )
         self._abandoned = None
         if self.generator is not None and self.seed is self._state_seed is None and self.world().size > 1:
@@ -304,7 +304,7 @@ class Schedule:
                 f"generator is ignored: {self.world().size} ranks split the epoch, each of which could have another, "
                 f"and take the seed {self.resolved_seed()}. Pass seed=, the same on all ranks, instead.",
                 "generator",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def warn_once(self, text: str, topic: str, stacklevel: int) -> None:

@@ -61,7 +61,7 @@ class Stream:
         place = start.place
         stateful = place.of_dataset is not None or place.of_iterator is not None
         between = stateful and not start.batches
-        self._otherwise = _other_beginnings(dataset, state_if_any(dataset)) if between else iter(())
+        self._otherwise = _other_beginnings(dataset, _states_before(dataset)) if between else iter(())
         self._share = share
         self._read = start.read if stateful else 0
         self.again = 0 if stateful else start.batches
@@ -138,24 +138,29 @@ def _restored(dataset: Any, start: StreamStart) -> Iterator[Any]:
     return samples  # type: ignore[no-any-return]
 
 
-def _other_beginnings(dataset: Any, before: Any) -> Iterator[Iterator[Any]]:
+def _other_beginnings(dataset: Any, before: list[Any]) -> Iterator[Iterator[Any]]:
     """Yield further iterators for a pass that began with the state between two passes, and yielded nothing.
 
     To some datasets the state at their end is a place in the pass that begins with it: its end. The pass after that
     begins at the beginning; where it does not, the dataset gets back the state that it had before.
     """
     yield iter(dataset)
-    if before is not None:
-        dataset.load_state_dict(before)
+    for state in before:
+        dataset.load_state_dict(state)
         yield iter(dataset)
 
 
-def state_if_any(dataset: Any) -> Any:
-    """Return a copy of the state of a dataset that may not have begun; None if it has none, or only then."""
+def _states_before(dataset: Any) -> list[Any]:
+    """Return a copy of the state of a dataset that has perhaps not begun, which may be None; nothing if it has none."""
     try:
-        return _state_of(dataset)
+        return [_state_of(dataset)]
     except Exception:  # noqa: BLE001 - the state may be of something that its `__iter__` creates
-        return None
+        return []
+
+
+def state_between(dataset: Any) -> Any:
+    """Return a copy of the state of a dataset between two passes, or before the first; None if it has none then."""
+    return next(iter(_states_before(dataset)), None)
 
 
 def has_state(one: Any) -> bool:

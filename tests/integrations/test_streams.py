@@ -116,12 +116,13 @@ def test_ranks_share_the_shards_wherever_they_are_read(shards: list[str], tmp_pa
 # Hugging Face's datasets keep a state of their own.
 
 
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [0, 3, 8])
-def test_a_table_read_as_a_stream_goes_on_where_it_was(workers: int, stop: int) -> None:
+def test_a_table_read_as_a_stream_goes_on_where_it_was(workers: int, stop: int, seed: int | None) -> None:
     def loader() -> DataLoader[Any]:
         table = Dataset.from_dict({"number": range(24)}).to_iterable_dataset(num_shards=4)
-        return DataLoader(table, batch_size=3, num_workers=workers, seed=1)
+        return DataLoader(table, batch_size=3, num_workers=workers, seed=seed)
 
     def numbers(batches: Any) -> list[int]:
         return [number for batch in batches for number in batch["number"].tolist()]
@@ -136,6 +137,7 @@ def test_a_table_read_as_a_stream_goes_on_where_it_was(workers: int, stop: int) 
         rest = numbers(second)
         assert rest == numbers(reader)
         assert sorted(rest + [number for batch in got for number in batch]) == list(range(24))
+        second.set_epoch(1)  # without which, and without seed=, such a dataset goes back to the state it was given
     following = numbers(second)
     assert following == numbers(first)
     assert sorted(following) == list(range(24))

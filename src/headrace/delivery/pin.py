@@ -21,20 +21,20 @@ def pinning(wanted: bool, device: str) -> Callable[[Any], Any] | None:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{device}'.",
-            stacklevel=4,
+            stacklevel=6,
         )
     if not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
-            stacklevel=4,
+            stacklevel=6,
         )
         return None
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and accelerator.type == "mps":
         warnings.warn(
             "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=4,
+            stacklevel=6,
         )
         return None
     return cast("Callable[[Any], Any]", pin_memory)

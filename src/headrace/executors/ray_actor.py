@@ -141,7 +141,7 @@ def pickled(work: Work) -> list[NDArray[np.uint8]]:
         warnings.warn(
             f"the dataset takes {size / 2**20:,.0f} MiB when it is pickled, which every worker holds a copy of. "
             "headrace.Deferred(factory) builds it in each worker, and can read the worker's own disk or store.",
-            stacklevel=7,
+            stacklevel=8,
         )
     return [np.frombuffer(part, np.uint8) for part in parts]
 

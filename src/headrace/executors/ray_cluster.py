@@ -97,7 +97,7 @@ def connect(address: str | None, cpus: float) -> Any:
         warnings.warn(
             f"the rank reaches {wanted} through the Ray Client, which passes every batch and every call through one "
             "server, at a tenth of the speed. Run the rank on a machine of the cluster to do without.",
-            stacklevel=6,
+            stacklevel=7,
         )
     if wanted == "auto" and _has_ended():
         wanted = "local"
@@ -121,7 +121,7 @@ def connect(address: str | None, cpus: float) -> Any:
         warnings.warn(
             "no Ray cluster is running, so each rank starts one of its own on this machine, each with all its CPUs. "
             "Start one before the ranks (ray start --head), or pass RayExecutor(address=...).",
-            stacklevel=6,
+            stacklevel=7,
         )
     os.environ.setdefault("RAY_worker_niceness", "0")  # as local workers; Ray's own are at 15, behind everything else
     ray.init("local", **settings)

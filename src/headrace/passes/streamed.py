@@ -10,7 +10,7 @@ from headrace.interrupts import InterruptsHeld
 from headrace.passes.base import Pass, packed, unpacked
 from headrace.plan.state import State
 from headrace.schedule import HasState, Schedule
-from headrace.streaming import has_state, state_if_any
+from headrace.streaming import has_state, state_between
 from headrace.types import StreamPlace, StreamStart, StreamTask, Task
 
 
@@ -154,7 +154,7 @@ class StreamPass(Pass):
         dataset = self._schedule.dataset
         dataset = dataset.built_here if isinstance(dataset, Deferred) else dataset
         keeps_state = has_state(dataset) and not self._schedule.splits_stream()
-        state = state_if_any(dataset) if keeps_state else None
+        state = state_between(dataset) if keeps_state else None
         return {} if state is None else {0: state}
 
 
