@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headrace.executors.process import let_workers_end
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def wait_for_reapers() -> None:

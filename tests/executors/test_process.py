@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from pickle import PicklingError
 from types import SimpleNamespace
@@ -60,8 +61,12 @@ def start_rank(tmp_path: Path, then: str, start_method: str) -> tuple[subprocess
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])},
     )
     assert rank.stdout is not None
-    workers = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
-    assert len(workers) == 2
+    pids = rank.stdout.readline().split()
+    assert len(pids) == 2
+    workers = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):  # the rank may have ended, and its workers with it
+            workers.append(psutil.Process(int(pid)))
     return rank, workers
 
 

@@ -91,7 +91,7 @@ def test_accelerate_has_its_configuration_heeded_or_the_user_told(beside_torch: 
         assert "fetch_threads is ignored. Leave out the sampler" in replaced
         assert "Save what loader.state_dict() returns in a file for each rank" in saved
         for told in skipped, twice:
-            assert "Use the methods of Accelerator of these names" in told
+            assert "use the methods of Accelerator of these names" in told
         assert rank["replaced"]
         assert "distributed=None is not allowed: expected a World(rank, size), since 2 processes" in rank["mesh"]
         assert rank["together"] == [list(range(9))]
