@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 
 from headrace import DataLoader, World
@@ -55,6 +56,27 @@ def test_a_dataset_with_a_state_is_not_read_again() -> None:
     other.load_state_dict(loader.state_dict())
     first = next(iter(other))
     assert (first[0].tolist(), first[2].tolist()) == ([4, 5, 6, 7], [1, 2, 3, 4])
+
+
+class SharedEpoch(IterableDataset[int]):
+    """Has its epoch in memory that all processes share, as Hugging Face's do; yields what it was before."""
+
+    def __init__(self) -> None:
+        self._epoch = torch.tensor(0).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.before = int(self._epoch)
+        self._epoch += epoch - self.before
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.before])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_in_shared_memory_is_set_before_workers_set_it_at_once(persistent: bool) -> None:
+    """Two that add the difference to the epoch before would add it twice, and shuffle otherwise."""
+    loader = DataLoader(SharedEpoch(), batch_size=None, num_workers=2, seed=1, persistent_workers=persistent)
+    assert [list(loader) for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
 
 
 class Restless(IterableDataset[int]):

@@ -81,6 +81,10 @@ class StreamPass(Pass):
 
     def tasks(self) -> Iterator[Task]:
         """Begin a stream and return its tasks, without end."""
+        set_epoch = getattr(self._schedule.dataset, "set_epoch", None)
+        if self._workers and self._schedule.keys_stream() and callable(set_epoch):
+            # Workers do that, too, at once: an epoch in memory that they share must be right before.
+            set_epoch(self.start.epoch)
         self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
         return map(partial(StreamTask, self.stream, self.start.epoch), iter(self._batches))
 
