@@ -44,10 +44,10 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "in_order": (True,),
     "prefetch_factor": (None, 2),  # torch puts 2 in the place of None
 }
-"""What an argument has that was not given, where that is not None."""
+"""The values of arguments that were left out, where that is not only None."""
 
 _PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Those of torch's that know nothing of ranks."""
+"""Samplers of torch that know nothing of ranks."""
 
 
 def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
@@ -125,7 +125,7 @@ def _check_executor(executor: object, num_workers: int) -> None:
 
 @contextmanager
 def torchs_types(dataset: object, num_workers: object, timeout: object, prefetch_factor: object) -> Iterator[None]:
-    """Let torch check its arguments, and explain the wrong types that it stumbles over, there or later.
+    """Let torch check its arguments, and explain wrong types that torch refuses without a word, or only uses later.
 
     Raises:
         TypeError: One of the arguments is of a type that torch can do nothing with.

@@ -45,7 +45,7 @@ class _Dealt:
 
     def __next__(self) -> Any:
         while True:
-            try:  # no loop, which would ask the stream for its iterator anew: some begin at the beginning then
+            try:  # no `for`, which calls `iter` on the stream again: some streams then begin at the beginning
                 sample = next(self._stream)
             except StopIteration:
                 break
@@ -67,7 +67,7 @@ class _Dealt:
 
 
 class _DealtInRuns:
-    """A rank's share of a stream in runs; likewise. After an error it goes on with the round that it was filling."""
+    """A rank's share of a stream dealt in runs. After an error it goes on with the round that it was filling."""
 
     def __init__(self, share: StreamShare, stream: Iterator[Any]) -> None:
         self._share, self._stream = share, stream
@@ -85,7 +85,7 @@ class _DealtInRuns:
         full = size * self._share.run
         ended = False
         while len(self._round) < full and not ended:
-            try:  # no loop, likewise
+            try:  # no `for`, as above
                 self._round.append(next(self._stream))
             except StopIteration:
                 ended = True

@@ -9,13 +9,13 @@ from headrace.randomness import COLLATION, Drawing, Keys, here
 from headrace.share import StreamShare
 from headrace.types import StreamPlace, StreamStart
 
-READ_OTHERWISE = (
+REREAD_DIFFERS = (
     "the iterable dataset was read again up to the place in the loaded state, and yielded other data than were "
     "delivered before that was saved: from here on samples may come twice or never. Something in it draws from what no "
     "seed of the loader's decides, such as a shuffle that seeds itself from the time. Give that a fixed seed, or give "
     "the dataset state_dict and load_state_dict."
 )
-"""What to say where a stream comes out otherwise."""
+"""The warning where a stream that is read again differs from what was delivered."""
 
 
 class StreamEnd(NamedTuple):
@@ -61,7 +61,7 @@ class Stream:
         place = start.place
         stateful = place.of_dataset is not None or place.of_iterator is not None
         between = stateful and not start.batches
-        self._otherwise = _other_beginnings(dataset, _states_before(dataset)) if between else iter(())
+        self._fallbacks = _other_beginnings(dataset, _states_before(dataset)) if between else iter(())
         self._share = share
         self._read = start.read if stateful else 0
         self.again = 0 if stateful else start.batches
@@ -90,14 +90,14 @@ class Stream:
             merge: Makes the batch of the samples.
         """
         here.drawing = Drawing(Keys(*self._keys, [self._read]), COLLATION)
-        before, self._read = self._read, self._read + wanted  # so many does the rank count where this raises
+        before, self._read = self._read, self._read + wanted  # the rank counts so many samples where this raises
         data: list[Any] = []
         ended: StreamEnd | None = None
         while len(data) < wanted and ended is None:
-            try:  # no loop over the iterator: that asks for it anew, and some begin at the beginning then
+            try:  # no `for`, which calls `iter` on it again: some iterators then begin at the beginning
                 data.append(next(self._samples))
             except StopIteration:
-                other = None if before or data else next(self._otherwise, None)
+                other = None if before or data else next(self._fallbacks, None)
                 if other is None:
                     ended = self.end()  # an iterator that has ended is not asked again
                 else:
@@ -111,7 +111,7 @@ class Stream:
         self._checksum = checksum(batch, self._checksum)
         return Portion(len(data), batch, StreamPlace(checksum=self._checksum))
 
-    def comes_out_otherwise(self) -> bool:
+    def reread_differs(self) -> bool:
         """Tell, once, whether what was read again is not what was delivered before."""
         expected, self._expected = self._expected, None
         return expected is not None and expected != self._checksum
@@ -121,7 +121,7 @@ def _restored(dataset: Any, start: StreamStart) -> Iterator[Any]:
     """Return a dataset's iterator, both with the states that they had at the start.
 
     The dataset gets its own before it is asked for the iterator, which may be made from it. The iterator gets its own
-    afterwards: a dataset that is its own iterator mostly resets itself when it is asked.
+    afterwards: a dataset that is its own iterator mostly resets itself in `__iter__`.
     """
     place = start.place
     if place.of_dataset is not None:

@@ -29,7 +29,7 @@ from headrace.randomness import (
     seed_worker,
 )
 from headrace.share import StreamShare
-from headrace.streaming import READ_OTHERWISE, Stream, StreamEnd
+from headrace.streaming import REREAD_DIFFERS, Stream, StreamEnd
 from headrace.torch_threads import one_torch_thread
 from headrace.types import IndexTask, Indices, PlanTask, Positions, Remark, Rows, StreamStart, StreamTask, Task
 
@@ -364,8 +364,8 @@ class Worker:
             reading.again -= 1
             with suppress(Exception):  # which was raised in the rank the first time
                 reading.next(wanted, work.drop_last, merge)
-        if reading.comes_out_otherwise():
-            self.remarks.append(READ_OTHERWISE)
+        if reading.reread_differs():
+            self.remarks.append(REREAD_DIFFERS)
         return reading.next(wanted, work.drop_last, merge)
 
     def _open(self, stream: int, epoch: int, seeded: bool) -> None:
