@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from benchmarks.rows import Row, less_is_better
 from headrace import DataLoader
-from headrace.executors.process import let_workers_end
+from headrace.executors.process.pool import let_workers_end
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it calls what torch has deprecated

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from benchmarks.ray_here import CPUS, PLANES, WORKERS, missing, on_ray, ray_here
 from benchmarks.rows import Row, compared
 from headrace import RayExecutor
-from headrace.executors.ray_bench import BENCH
+from headrace.executors.ray.idle import BENCH
 
 KILLS, NODE_KILLS = 10, 5
 

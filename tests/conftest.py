@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.executors.ray_bench import BENCH
+from headrace.executors.ray.idle import BENCH
 from rays import is_rays, ray_actors, ray_runs
 from waiting import LIMIT_S, wait_for_reapers, wait_until
 

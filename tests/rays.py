@@ -8,7 +8,7 @@ import psutil
 
 from comparable import flat
 from headrace import DataLoader, RayExecutor
-from headrace.executors.ray_pool import RayPool
+from headrace.executors.ray.pool import RayPool
 
 RAY = RayExecutor(num_cpus=0.5, idle_s=120)
 """What tests run on: its actors go from test to test, since each takes seconds to start."""

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from headrace import DataLoader, DeliveryTimeout, WorkerDied
-from headrace.executors import peer as executor
+from headrace.executors.process import peer as executor
 from headrace.testing import FakeDataset
 from waiting import LIMIT_S, wait_for_reapers
 

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from headrace.executors.process import let_workers_end
+from headrace.executors.process.pool import let_workers_end
 
 LIMIT_S = 60.0
 

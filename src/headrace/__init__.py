@@ -1,6 +1,6 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
-from headrace.data import Deferred, PackedList
+from headrace.datasets.deferred import Deferred, PackedList
 from headrace.errors import (
     ClusterUnavailable,
     DeliveryTimeout,

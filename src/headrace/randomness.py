@@ -14,8 +14,8 @@ import numpy.random  # numpy loads it late, which every forked worker would do a
 import torch
 from torch.utils.data._utils.worker import _generate_state
 
-from headrace.interrupts import InterruptsHeld
 from headrace.plan.keys import Key, key
+from headrace.system.interrupts import InterruptsHeld
 
 
 def seed_from_words(words: Sequence[int]) -> None:

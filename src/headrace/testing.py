@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from headrace.errors import DeliveryTimeout, bad_value
 from headrace.executors.base import Executor, Future, Pool
 from headrace.types import Task
-from headrace.work import Work, Worker
+from headrace.worker.work import Work, Worker
 
 
 class FakeDataset(Dataset[dict[str, Any]]):

@@ -48,7 +48,7 @@ def test_without_the_demo_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 def test_another_missing_module_is_not_blamed_on_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "headrace.cli.app", raising=False)
-    monkeypatch.setitem(sys.modules, "headrace.cli.demo", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "headrace.cli.demo.demo", None)  # type: ignore[arg-type]
     with pytest.raises(ModuleNotFoundError, match=r"headrace\.cli\.demo"):
         main()
 

@@ -7,9 +7,9 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from headrace import DataLoader, DeliveryTimeout
-from headrace.streaming import StreamEnd
 from headrace.testing import FakeDataset, ManualExecutor, ManualPool
 from headrace.types import PlanTask
+from headrace.worker.streams import StreamEnd
 
 
 def begin(length: int = 12, **options: Any) -> tuple[Any, ManualPool]:

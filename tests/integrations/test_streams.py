@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import webdataset
-from datasets import Dataset
 from datasets.distributed import split_dataset_by_node
 
+from datasets import Dataset
 from headrace import DataLoader
 from launch import run_ranks
 

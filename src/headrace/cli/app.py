@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headrace.cli.demo import run_demo
+from headrace.cli.demo.demo import run_demo
 from headrace.cli.plan import EpochPlan, show
-from headrace.cli.verify import Options, run_verify
+from headrace.cli.verify.verify import Options, run_verify
 from headrace.version import __version__
 
 app = typer.Typer(

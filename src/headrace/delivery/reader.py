@@ -11,11 +11,11 @@ import torch
 
 from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
-from headrace.interrupts import Droppable, InterruptsHeld
-from headrace.streaming import Portion, StreamEnd
+from headrace.system.interrupts import Droppable, InterruptsHeld
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
-from headrace.work import Worker
+from headrace.worker.streams import Portion, StreamEnd
+from headrace.worker.work import Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 

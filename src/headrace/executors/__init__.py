@@ -2,9 +2,9 @@
 
 from headrace.executors.base import Executor, Failure, Future, Pool
 from headrace.executors.inline import InlineExecutor
-from headrace.executors.process import ProcessExecutor
-from headrace.executors.ray import RayExecutor
-from headrace.executors.thread import ThreadExecutor
+from headrace.executors.process.pool import ProcessExecutor
+from headrace.executors.ray.executor import RayExecutor
+from headrace.executors.thread.pool import ThreadExecutor
 
 __all__ = [
     "Executor",

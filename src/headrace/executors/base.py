@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from torch._utils import ExceptionWrapper
 
 from headrace.errors import note
-from headrace.interrupts import Droppable
 from headrace.memory.pickling import dump
+from headrace.system.interrupts import Droppable
 from headrace.types import IndexTask, PlanTask, Remark, StreamTask, Task
-from headrace.work import Work, Worker
+from headrace.worker.work import Work, Worker
 
 
 def locate(error: BaseException, where: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from headrace.executors.base import Executor, Future, Pool
 from headrace.types import Task
-from headrace.work import Work, Worker
+from headrace.worker.work import Work, Worker
 
 
 @dataclass(frozen=True)

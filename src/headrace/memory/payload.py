@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headrace.interrupts import Droppable
 from headrace.memory.pickling import copy_into, decode, dump
 from headrace.memory.slots import ALIGNMENT, Mapping, anonymous_file
+from headrace.system.interrupts import Droppable
 
 _HEAD = struct.Struct("<3Q")
 """The file's size, where in it the table of parts begins, and how many parts there are."""

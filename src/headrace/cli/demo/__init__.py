@@ -1,0 +1,1 @@
+"""`headrace demo`: the ranks that it starts, what they do, and what is checked."""

@@ -1,0 +1,185 @@
+"""`headrace demo`: ranks train on real digits, Ray loses a worker; what was read is checked against what is claimed."""
+
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.demo.launch import MARK, JobFailed, run_ranks
+from headrace.errors import MissingExtra
+
+RANKS = 2
+WORLDS = (1, 2, 3)
+ACCURACY = 0.95
+
+Fact = dict[str, Any]
+
+
+def run_demo(console: Console) -> int:
+    """Run the demonstration and return its exit code: 0 if every claim held.
+
+    Raises:
+        MissingExtra: Ray, or scikit-learn, which brings the digits, is not installed.
+    """
+    for module, what in (("sklearn", "trains on the digits in scikit-learn"), ("ray", "runs an epoch on Ray")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(f'the demo {what}, which is not installed: pip install "headrace[demo]"')
+    started = time.monotonic()
+    claims = Claims(console)
+    try:
+        console.print(f"Starting {RANKS} ranks on this machine, with DistributedDataParallel over gloo")
+        facts = run_ranks(RANKS, "train")
+        (data,) = _named(facts, "data")
+        show_training(claims, data, _named(facts, "epoch"))
+        show_test(claims, data, *_named(facts, "test"))
+        show_balanced(claims, *_named(facts, "balanced"))
+        console.print(f"\nStarting {', '.join(map(str, WORLDS[:-1]))} and {WORLDS[-1]} ranks, one run each")
+        runs = [_named(run_ranks(size, "digest", str(data["training"])), "digest")[0] for size in WORLDS]
+        show_digests(claims, WORLDS, runs)
+        console.print("\nStarting Ray on this machine, with two workers, which takes ten seconds or more")
+        show_ray(claims, *_named(run_ranks(1, "ray"), "ray"))
+    except JobFailed as error:
+        print(f"headrace demo: the ranks failed.\n{error}", file=sys.stderr)
+        return 1
+    console.print()
+    if claims.broken:
+        console.print(f"FAILED: {'; '.join(claims.broken)}", style="bold red", soft_wrap=True)
+        return 1
+    console.print(f"All {claims.count} claims held. ({time.monotonic() - started:.0f} s)", style="bold green")
+    return 0
+
+
+class Claims:
+    """Prints claims with yes or NO, and remembers those that did not hold.
+
+    Args:
+        console: Where to print.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.count = 0
+        self.broken: list[str] = []
+
+    def check(self, claim: str, holds: bool) -> None:
+        """Print one claim and whether it holds."""
+        self.count += 1
+        if not holds:
+            self.broken.append(claim)
+        self.console.print(Text(f"  {claim}: ").append(*_YES if holds else _NO), soft_wrap=True)
+
+    def heading(self, text: str) -> None:
+        """Print a section's heading."""
+        self.console.print(f"\n{text}", style="bold", soft_wrap=True)
+
+
+_YES = ("yes", "green")
+_NO = ("NO", "bold red")
+
+
+def show_training(claims: Claims, data: Fact, epochs: Sequence[Fact]) -> None:
+    """Print the loss of each epoch and who read how much of it."""
+    ranks = range(len(epochs[0]["shares"]))
+    claims.heading(f"Training: {data['training']} images, shuffle=True; no DistributedSampler, no set_epoch")
+    table = Table("epoch", "loss", *(f"rank {rank} read" for rank in ranks), "read twice", "left out", box=None)
+    for column in table.columns:
+        column.justify = "right"
+    for one in epochs:
+        table.add_row(
+            str(one["epoch"]),
+            f"{one['loss']:.4f}",
+            *map(str, one["shares"]),
+            str(one["repeated"]),
+            str(one["missing"]),
+        )
+    claims.console.print(table)
+    claims.check("the ranks' shares are disjoint in every epoch", not any(one["repeated"] for one in epochs))
+    claims.check("together they are complete in every epoch", not any(one["missing"] for one in epochs))
+    claims.check("each epoch is shuffled anew", len({one["order"] for one in epochs}) == len(epochs))
+
+
+def show_test(claims: Claims, data: Fact, alone: Fact, theirs: Fact, ours: Fact) -> None:
+    """Print the test's accuracy as one process counts it, as ranks do with torch's sampler, and as ours do."""
+    claims.heading(f"Test: {data['test']} images on {RANKS} ranks, counts summed over them")
+    table = Table("counted by", "images", "of them twice", "right", "accuracy", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    ways = {"one process": alone, "torch, DistributedSampler": theirs, 'headrace, tail="exact"': ours}
+    for way, one in ways.items():
+        counts = map(str, (one["counted"], _twice(one), one["correct"]))
+        table.add_row(way, *counts, f"{_accuracy(one):.2%}")
+    claims.console.print(table)
+    claims.check(f"at least {ACCURACY:.0%} of the answers are right", _accuracy(ours) >= ACCURACY)
+    claims.check(
+        f"each of the {data['test']} images was counted exactly once",
+        ours["counted"] == ours["distinct"] == data["test"],
+    )
+    claims.check(
+        f'tail="exact" counts as one process does; DistributedSampler counts {_twice(theirs)} of the images twice',
+        ours == alone and _twice(theirs) > 0,
+    )
+
+
+def _accuracy(test: Fact) -> float:
+    return float(test["correct"] / max(1, test["counted"]))
+
+
+def _twice(test: Fact) -> int:
+    return int(test["counted"] - test["distinct"])
+
+
+def show_balanced(claims: Claims, balanced: Fact) -> None:
+    """Print the class counts of an unbalanced set and of the balanced batches read from it."""
+    classes = range(len(balanced["data"]))
+    claims.heading("Balanced batches: order=Balanced(labels), where nine in ten of the digits 0 to 4 are missing")
+    table = Table("digit", *map(str, classes), box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.add_row("in the data", *map(str, balanced["data"]))
+    for rank, counts in enumerate(balanced["first"]):
+        table.add_row(f"rank {rank}, batch 0", *map(str, counts))
+    claims.console.print(table)
+    claims.check(
+        f"all digits equally often in each of the {balanced['batches']} full batches, on each rank",
+        balanced["spread"] == 0,
+    )
+
+
+def show_digests(claims: Claims, worlds: Sequence[int], runs: Sequence[Fact]) -> None:
+    """Print the digests of the global batches that worlds of different sizes read."""
+    claims.heading("The same global batches for any number of ranks")
+    table = Table("ranks", "batch size", "steps", "samples", "sha256 of the samples in each step", box=None)
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    for size, run in zip(worlds, runs, strict=True):
+        table.add_row(str(size), str(run["batch_size"]), str(run["steps"]), str(run["samples"]), run["digest"][:24])
+    claims.console.print(table)
+    names = ", ".join(map(str, worlds[:-1])) + f" and {worlds[-1]}"
+    claims.check(f"{names} ranks give equal digests", len({run["digest"] for run in runs}) == 1)
+
+
+def show_ray(claims: Claims, fact: Fact) -> None:
+    """Print the digests of an epoch that was made in one process, and on Ray, which lost a worker on the way."""
+    claims.heading(
+        f"One epoch with random noise on the images: here; and on Ray, a worker killed at step {fact['kill_step']}"
+    )
+    table = Table("made", "steps", "workers that died", "sha256 of every bit of every batch", box=None)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    table.add_row("here", str(fact["steps"]), "", fact["here"][:24])
+    table.add_row("on Ray", str(fact["steps"]), str(fact["died"]), fact["there"][:24])
+    claims.console.print(table)
+    claims.check(
+        "a Ray worker was killed in the middle, and not one bit is another",
+        fact["died"] >= 1 and fact["here"] == fact["there"],
+    )
+
+
+def _named(facts: Sequence[Fact], name: str) -> list[Fact]:
+    """Return the facts of one name, in order."""
+    return [fact for fact in facts if fact[MARK] == name]

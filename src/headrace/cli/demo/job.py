@@ -1,0 +1,248 @@
+"""What each rank of `headrace demo` runs: a user's training script that also keeps a record of what it read."""
+
+import hashlib
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, DistributedSampler, TensorDataset
+
+from headrace.cli.demo.launch import tell
+from headrace.executors import RayExecutor
+from headrace.loader import DataLoader
+from headrace.plan import Balanced
+
+EPOCHS = 8
+BATCH_SIZE = 24
+CLASSES = 10
+GLOBAL_BATCH = 48
+DIGEST_EPOCHS = 2
+RAY_WORKERS = 2
+KILL_STEP = 20
+
+
+def main() -> None:
+    """Run the task that the first argument names, in this rank."""
+    task, *arguments = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    try:
+        if task == "train":
+            train()
+        elif task == "ray":
+            on_ray()
+        else:
+            digest(int(arguments[0]))
+    finally:
+        dist.destroy_process_group()
+
+
+def load() -> tuple[TensorDataset, TensorDataset]:
+    """Load the digits, 80 % to train on and 20 % to test on.
+
+    Returns:
+        Two sets whose samples are (index in the set, image of shape (1, 8, 8) in [0, 1], label).
+    """
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - only training needs the extra
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+    labels = torch.tensor(digits.target)
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    held_out = len(labels) // 5
+    training, test = shuffled[held_out:], shuffled[:held_out]
+    return _part(images, labels, training), _part(images, labels, test)
+
+
+def _part(images: Tensor, labels: Tensor, chosen: Tensor) -> TensorDataset:
+    return TensorDataset(torch.arange(len(chosen)), images[chosen], labels[chosen])
+
+
+def network() -> nn.Module:
+    """Make a small convolutional network, the same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 64),
+        nn.ReLU(),
+        nn.Linear(64, CLASSES),
+    )
+
+
+def train() -> None:
+    """Train, evaluate, and read balanced batches; rank 0 tells what happened."""
+    training, test = load()
+    _tell("data", training=len(training), test=len(test))
+    net = network()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    loader = DataLoader(training, batch_size=BATCH_SIZE, shuffle=True)
+    for epoch in range(EPOCHS):
+        total = torch.zeros(2)  # loss, samples
+        read: list[int] = []
+        for indices, images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += torch.tensor([loss.item() * len(labels), len(labels)])
+            read += indices.tolist()
+        dist.all_reduce(total)
+        shares = gather(read)
+        times = Counter(index for share in shares for index in share)
+        _tell(
+            "epoch",
+            epoch=epoch,
+            loss=float(total[0] / total[1]),
+            shares=[len(share) for share in shares],
+            repeated=sum(count - 1 for count in times.values()),
+            missing=len(set(range(len(training))) - times.keys()),
+            order=hashlib.sha256(str(shares).encode()).hexdigest(),
+        )
+    evaluate(net, test)
+    balance(training)
+
+
+def evaluate(model: nn.Module, test: TensorDataset) -> None:
+    """Tell how often one process is right, how often ranks by torch's sampler are, and how often ranks by ours."""
+    model.eval()
+    alone = _answers(model, torch.utils.data.DataLoader(test, BATCH_SIZE))
+    sampler: DistributedSampler[Any] = DistributedSampler(test, shuffle=False)
+    theirs = _answers(model, torch.utils.data.DataLoader(test, BATCH_SIZE, sampler=sampler))
+    ours = _answers(model, DataLoader(test, BATCH_SIZE, tail="exact"))
+    for shares in [alone], gather(theirs), gather(ours):
+        answers = [answer for share in shares for answer in share]
+        correct, distinct = sum(right for _, right in answers), len({index for index, _ in answers})
+        _tell("test", correct=correct, counted=len(answers), distinct=distinct)
+
+
+def _answers(model: nn.Module, loader: torch.utils.data.DataLoader[Any]) -> list[tuple[int, bool]]:
+    """Return the index of each sample that this rank read, and whether the model is right about it."""
+    with torch.no_grad():
+        return [
+            answer
+            for indices, images, labels in loader
+            for answer in zip(indices.tolist(), (model(images).argmax(1) == labels).tolist(), strict=True)
+        ]
+
+
+def balance(training: TensorDataset) -> None:
+    """Read balanced batches of a set in which nine in ten of the digits 0 to 4 are missing."""
+    _, images, labels = training.tensors
+    rare = labels < CLASSES // 2
+    kept = torch.cat([rare.nonzero()[::10, 0], (~rare).nonzero()[:, 0]])
+    cut = _part(images, labels, kept)
+    batch_size = 2 * CLASSES
+    counts = [
+        torch.bincount(batch, minlength=CLASSES).tolist()
+        for _, _, batch in DataLoader(cut, batch_size=batch_size, order=Balanced(labels[kept].tolist()))
+    ]
+    ranks = [[one for one in theirs if sum(one) == batch_size] for theirs in gather(counts)]
+    _tell(
+        "balanced",
+        data=torch.bincount(labels[kept], minlength=CLASSES).tolist(),
+        first=[theirs[0] for theirs in ranks],
+        batches=sum(len(theirs) for theirs in ranks),
+        spread=max(max(one) - min(one) for theirs in ranks for one in theirs),
+    )
+
+
+def digest(length: int) -> None:
+    """Digest which samples stand in each global batch, whoever read them."""
+    ranks = dist.get_world_size()
+    # A single rank draws its seed unless it is given one; several take 0.
+    loader = DataLoader(TensorDataset(torch.arange(length)), GLOBAL_BATCH // ranks, shuffle=True, seed=0, tail="exact")
+    sha = hashlib.sha256()
+    steps = samples = 0
+    for _ in range(DIGEST_EPOCHS):
+        for parts in zip_longest(*gather([indices.tolist() for (indices,) in loader]), fillvalue=[]):
+            batch = np.sort(np.concatenate([np.asarray(part, "<i8") for part in parts]))
+            sha.update(np.asarray(len(batch), "<i8").tobytes() + batch.tobytes())
+            steps += 1
+            samples += len(batch)
+    _tell("digest", batch_size=loader.batch_size, steps=steps, samples=samples, digest=sha.hexdigest())
+
+
+class Noisy(Dataset[Any]):
+    """Training images under noise that is drawn anew for each, and which process drew it.
+
+    Args:
+        training: The images.
+    """
+
+    def __init__(self, training: TensorDataset) -> None:
+        self.training = training
+
+    def __len__(self) -> int:
+        return len(self.training)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor, int]:
+        _, image, label = self.training[index]
+        return index, image + 0.1 * torch.randn(image.shape), label, os.getpid()
+
+
+def on_ray() -> None:
+    """Digest an epoch that is made here, and the same one made on Ray, where a worker is killed in the middle."""
+    import ray  # noqa: PLC0415 - only this needs the extra
+
+    noisy = Noisy(load()[0])
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 0}
+    here = _bits(DataLoader(noisy, **options))
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else they start on what other processes leave of the CPUs
+    # Ray's sockets lie in its folder, and their paths must be short. The folder has its logs, too, and goes with them.
+    place = "/tmp" if os.path.isdir("/tmp") else None
+    with tempfile.TemporaryDirectory(prefix="headrace-", dir=place, ignore_cleanup_errors=True) as folder:
+        ray.init("local", num_cpus=RAY_WORKERS, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        try:
+            loader = DataLoader(noisy, num_workers=RAY_WORKERS, executor=RayExecutor(idle_s=0), **options)
+            there = _bits(loader, KILL_STEP)
+            died = loader.stats().restarts
+        finally:
+            ray.shutdown()
+    _tell("ray", steps=len(loader), kill_step=KILL_STEP, died=died, here=here, there=there)
+
+
+def _bits(loader: DataLoader[Any], kill_step: int | None = None) -> str:
+    """Digest every bit of an epoch, and on the way kill the process that made the batch of one step."""
+    sha = hashlib.sha256()
+    for step, (*tensors, processes) in enumerate(loader):
+        for tensor in tensors:
+            sha.update(tensor.numpy().tobytes())
+        if step == kill_step:
+            os.kill(int(processes[0]), signal.SIGKILL)
+    return sha.hexdigest()
+
+
+def gather(value: Any) -> list[Any]:
+    """Return every rank's value, by rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _tell(fact: str, **values: Any) -> None:
+    if dist.get_rank() == 0:
+        tell(fact, **values)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    # Torch never frees the group of a DistributedDataParallel model. Should one of its threads drop a tensor while the
+    # interpreter goes down, the process would abort; so it does not go down.
+    os._exit(0)

@@ -1,0 +1,58 @@
+"""Starting the demonstration's ranks on this machine, and hearing what they found."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+JOB = "headrace.cli.demo.job"
+MARK = "headrace"
+"""The key by which a line of JSON on standard output is told from what libraries print there."""
+
+LIMIT_S = 240.0
+
+
+class JobFailed(Exception):
+    """The ranks ended with an error; the text is what they wrote."""
+
+
+def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
+    """Run the job on `size` ranks and return the facts that rank 0 told, in order.
+
+    Raises:
+        JobFailed: A rank failed, or the job took too long.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    # The launcher leaves a folder of logs behind; in a folder of ours it goes when we go.
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        process = subprocess.Popen(
+            [*command, f"--nproc-per-node={size}", "-m", JOB, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the launcher in good order
+            env={
+                **os.environ,
+                "TMPDIR": folder,
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+            },
+        )
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except BaseException as error:
+            process.terminate()  # the launcher ends its ranks before itself
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise JobFailed(f"the ranks were not done after {LIMIT_S:.0f} s, and were ended") from None
+            raise
+    if process.returncode:
+        raise JobFailed(out + err)
+    return [json.loads(line) for line in out.splitlines() if line.startswith(f'{{"{MARK}"')]
+
+
+def tell(fact: str, **values: Any) -> None:
+    """Tell one fact; called in rank 0."""
+    print(json.dumps({MARK: fact, **values}), flush=True)

@@ -1,0 +1,275 @@
+"""`headrace verify`: whether a loader's samples are the same bits however they are read; if not, which, and why."""
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.verify.cells import (
+    EXECUTORS,
+    NO_RESUME,
+    REFERENCE,
+    CannotVerify,
+    Cell,
+    Outcome,
+    Subject,
+    covering_cells,
+    every_cell,
+    start_forkserver,
+    warnings_gathered,
+)
+from headrace.cli.verify.digest import differing
+from headrace.cli.verify.why import Fetch, Probe
+from headrace.errors import bad_value, whole_number
+
+OK, DIFFERS, UNUSABLE = 0, 1, 2
+"""Exit codes."""
+
+_COLUMNS = {
+    "executor": 10,
+    "workers": 7,
+    "world": 5,
+    "resume": 6,
+    "kill": 4,
+    "digest": 12,
+    "samples": 7,
+    "result": 9,
+}
+"""Of the table, each with its width."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options.
+
+    Attributes:
+        cells: The ways to read, beside the reference.
+        epochs: How many epochs each reads.
+        samples: How many samples of an epoch, at most.
+    """
+
+    cells: list[Cell]
+    epochs: int
+    samples: int
+
+    @classmethod
+    def parse(
+        cls, executors: str, workers: str, worlds: str, epochs: int, samples: int, full: bool, kills: bool
+    ) -> "Options":
+        """Make the cells of what the user wrote.
+
+        Raises:
+            ValueError: An option lies outside its range.
+        """
+        names = [name.strip() for name in executors.split(",")]
+        for name in names:
+            if name not in EXECUTORS:
+                bad_value("--executors", name, f"names of {EXECUTORS}", "Separate them by commas.")
+            if name in ("fork", "spawn") and name not in multiprocessing.get_all_start_methods():
+                bad_value("--executors", name, "start methods that this system has", "Leave it out.")
+        whole_number("--epochs", epochs, low=1, fix="Count the epochs.")
+        whole_number("--samples", samples, low=1, fix="Count the samples of an epoch.")
+        cells = every_cell if full else covering_cells
+        return cls(cells(names, _numbers("--workers", workers), _numbers("--worlds", worlds), kills), epochs, samples)
+
+
+def run_verify(target: str, options: Options, console: Console) -> int:
+    """Read the target's loader in each cell, print what came of it, and return the exit code."""
+    started = time.monotonic()
+    with warnings_gathered() as warned:
+        try:
+            subject = Subject(load_factory(target), options.epochs, options.samples)
+            outcomes = _run_cells(subject, options.cells, console)
+            code = _conclude(subject, outcomes, console)
+        except CannotVerify as reason:
+            print(f"headrace verify: {reason}", file=sys.stderr)
+            return UNUSABLE
+    for text, count in warned.items():
+        console.print(f"warned{f' {count} times' * (count > 1)}: {text}", style="dim", markup=False, soft_wrap=True)
+    console.print(f"({time.monotonic() - started:.0f} s)", style="dim")
+    return code
+
+
+def load_factory(target: str) -> Callable[[], Any]:
+    """Import what makes the loader.
+
+    Args:
+        target: "package.module:name" or "path/to/file.py:name"; the current folder is searched first.
+
+    Raises:
+        CannotVerify: It is not there, or cannot be imported.
+    """
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        raise CannotVerify(f"{target!r} names no factory: expected package.module:name or path/to/file.py:name")
+    path = Path(module_name)
+    of_file = path.suffix == ".py" or os.sep in module_name
+    if of_file:
+        if not path.is_file():
+            raise CannotVerify(f"there is no file {module_name}")
+        module_name = path.stem
+        other = sys.modules.get(module_name)
+        if other is not None and getattr(other, "__file__", None) != str(path.resolve()):
+            raise CannotVerify(
+                f"{path} cannot be imported, since another module {module_name!r} is loaded: give it another name."
+            )
+    # Spawned workers import it by the same name, and inherit the path.
+    folder = str(path.resolve().parent) if of_file else os.getcwd()
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    try:
+        found = attrgetter(name)(importlib.import_module(module_name))
+    except AttributeError as error:
+        raise CannotVerify(f"{module_name} has no {name}: {error}") from error
+    except Exception as error:
+        raise CannotVerify(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise CannotVerify(f"{target} is a {type(found).__name__}: expected a function that returns the loader.")
+    factory: Callable[[], Any] = found
+    return factory
+
+
+def _run_cells(subject: Subject, cells: list[Cell], console: Console) -> list[Outcome]:
+    """Run the reference and the cells, and show a table that grows."""
+    given = "" if subject.seeded else "; it has no seed, so seed=0 is set"
+    limited = "" if subject.limit == subject.plan.samples else f" of {subject.plan.samples:,}"
+    epochs = f" of {subject.epochs} epochs each" if subject.epochs > 1 else ""
+    console.print(
+        f"{subject.limit:,}{limited} samples{epochs}, in batches of {subject.batch_size}{given}", soft_wrap=True
+    )
+    if any(cell.kind == "forkserver" for cell in cells):
+        start_forkserver()
+    outcomes: list[Outcome] = []
+    with _table(console) as add:
+        for cell in [REFERENCE, *(cell for cell in cells if cell != REFERENCE)]:
+            outcome = subject.run(cell)
+            outcomes.append(outcome)
+            add(_row(outcome, outcomes[0]))
+            if outcomes[0].error:
+                break
+    return outcomes
+
+
+@contextmanager
+def _table(console: Console) -> Iterator[Callable[[list[Text]], None]]:
+    """Yield what adds a row to a table: it grows on a terminal; elsewhere each row is printed by itself, at once."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, width in _COLUMNS.items():
+        table.add_column(name, min_width=width, no_wrap=True)
+    if not console.is_terminal:
+        widths = _COLUMNS.values()
+
+        def add(row: list[Text]) -> None:
+            parts = [f"{part!s:{width}}" for part, width in zip(row, widths, strict=True)]
+            console.print(Text("  ".join(parts).rstrip()), soft_wrap=True)
+
+        add([*map(Text, _COLUMNS)])
+        yield add
+        return
+    live = Live(
+        table, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+
+    def grow(row: list[Text]) -> None:
+        table.add_row(*row)
+        live.refresh()
+
+    with live:  # it refreshes from no thread of its own, which a fork would not survive
+        yield grow
+    console.print(table)
+
+
+def _row(outcome: Outcome, reference: Outcome) -> list[Text]:
+    cell = outcome.cell
+    if outcome.skipped:
+        result, digest = Text("skipped", style="yellow"), "-"
+    elif outcome.error:
+        result, digest = Text("error", style="bold red"), "-"
+    else:
+        digest = outcome.fold()
+        same = outcome.digests == reference.digests
+        result = Text("ok", style="green") if same else Text("DIFFERS", style="bold red")
+        result = Text("reference") if outcome is reference else result
+    workers = "-" if cell.executor == "inline" else str(cell.workers)
+    killed = "one" if cell.kill else NO_RESUME
+    parts = [cell.kind, workers, str(cell.world), cell.resume, killed, digest, str(len(outcome.digests))]
+    return [*map(Text, parts), result]
+
+
+def _conclude(subject: Subject, outcomes: list[Outcome], console: Console) -> int:
+    """Print what the cells tell together, and return the exit code."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+    reference, *_ = outcomes
+    skipped: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.skipped:
+            skipped.setdefault(outcome.skipped, []).append(outcome)
+    for reason, cells in skipped.items():
+        say(f"{_cells(len(cells))} skipped: {reason}", "yellow")
+    failed = [outcome for outcome in outcomes if outcome.error]
+    differ = [one for one in outcomes if not (one.error or one.skipped) and one.digests != reference.digests]
+    ran = [outcome for outcome in outcomes if not outcome.skipped]
+    if not failed and not differ:
+        say(f"{_cells(len(ran))}, one digest: {reference.fold()}", "bold green")
+        return OK
+    errors: dict[str, list[Outcome]] = {}
+    for outcome in failed:
+        errors.setdefault(outcome.error, []).append(outcome)
+    for error, cells in errors.items():
+        others = f" (and in {len(cells) - 1} more)" if len(cells) > 1 else ""
+        say(f"\nFAILED: {cells[0].cell}{others}", "bold red")
+        say(error)
+    if differ:
+        say(f"\nFAILED: {len(differ)} of {len(ran)} cells differ from the reference", "bold red")
+        _explain(subject, reference, differ[0], say)
+    return DIFFERS
+
+
+def _explain(subject: Subject, reference: Outcome, outcome: Outcome, say: Callable[[str], None]) -> None:
+    """Print the first sample that differs, in what, and why."""
+    epoch, position = min(at for at, sample in outcome.digests.items() if sample != reference.digests[at])
+    index = int(subject.plan.indices(epoch, np.array([position]))[0])
+    parts = differing(reference.digests[epoch, position].parts, outcome.digests[epoch, position].parts)
+    where = f" in {', '.join(path or 'all of it' for path in parts[:5])}" if parts else ""
+    say(f"The first is the sample at position {position} of epoch {epoch}, dataset index {index}: it differs{where},")
+    say(f"in the cell {outcome.cell}.")
+    probe = Probe(lambda: subject.loader().dataset, Fetch(subject.plan, subject.batched, epoch, position))
+    try:
+        lines = probe.explain(outcome.cell.executor)
+    except CannotVerify:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code, fetched once more
+        lines = [f"Why could not be found out, since fetching it again raised {type(error).__name__}: {error}"]
+    for line in lines:
+        say(f"  {line}")
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' * (count != 1)}"
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    numbers = []
+    for part in text.split(","):
+        if not part.strip().isdigit() or int(part) < 1:
+            bad_value(name, text, "whole numbers >= 1, separated by commas", f"{name} 1,2 tries one and two.")
+        numbers.append(int(part))
+    return sorted(set(numbers))

@@ -1,0 +1,285 @@
+"""Helpers for the datasets that users write."""
+
+import copyreg
+import inspect
+import io
+import os
+import pickle
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, IterableDataset
+
+from headrace.errors import bad_type, check_flag, note, whole_number
+from headrace.randomness import Generators, here
+from headrace.system.torch_threads import one_torch_thread
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class PackedList(Sequence[T_co]):
+    """A list that cannot be changed, its items pickled one after the other in one buffer.
+
+    A forked worker that reads a Python list writes a reference count into every object that it touches, and so copies
+    the list's memory page by page, in each worker. It never writes into this buffer, so that all forked workers read
+    the same memory; spawned workers map it rather than copy it.
+
+    Reading an item makes a new object each time, so that changes to it are not kept, and two items that were one object
+    are two. A slice is a view: it copies no item, and keeps the whole buffer alive. For anything but `list(packed)`,
+    equality is identity.
+
+    Args:
+        items: Anything picklable; a generator is read item by item, and no list is made of it.
+
+    Raises:
+        Exception: Whatever pickle raises for an item that cannot be pickled, with a note that gives its number.
+
+    Example:
+        >>> paths = PackedList(f"images/{number}.jpg" for number in range(1_000_000))
+        >>> paths[-1], len(paths[::10])
+        ('images/999999.jpg', 100000)
+    """
+
+    __slots__ = ("_bytes", "_numbers", "_offsets")
+    _bytes: memoryview
+    _offsets: memoryview
+    _numbers: range
+
+    def __init__(self, items: Iterable[T_co] = ()) -> None:
+        stream, offsets = io.BytesIO(), array("q", [0])
+        pickler = pickle.Pickler(stream, protocol=5)
+        pickler.dispatch_table = {**copyreg.dispatch_table, torch.Tensor: _reduce_tensor}
+        if not hasattr(type(items), "__iter__") and not hasattr(type(items), "__getitem__"):
+            bad_type("items", items, "an iterable of samples", "Pass a list or a generator.")
+        for number, item in enumerate(items):
+            try:
+                pickler.dump(item)
+            except Exception as error:
+                error.add_note(f"headrace: while packing item {number}, of type {type(item).__name__}")
+                raise
+            pickler.clear_memo()  # each item stands for itself
+            offsets.append(stream.tell())
+        self._bytes = stream.getbuffer()
+        self._offsets = memoryview(offsets)  # indexing it takes a third of the time that an array's takes
+        self._numbers = range(len(offsets) - 1)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PackedList[T_co]": ...
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            number = self._numbers[index]
+        except IndexError:
+            raise IndexError(f"index {index} is out of range for a PackedList of {len(self)} items") from None
+        if isinstance(number, range):
+            return _over(self._bytes, self._offsets, number)
+        return pickle.loads(self._bytes[self._offsets[number] : self._offsets[number + 1]])
+
+    def __iter__(self) -> Iterator[T_co]:
+        for number in self._numbers:
+            yield pickle.loads(self._bytes[self._offsets[number] : self._offsets[number + 1]])
+
+    def __repr__(self) -> str:
+        return f"<PackedList of {len(self)} items>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Hand the buffer and the offsets to pickle as arrays; of a slice, only from its lowest to its highest item."""
+        numbers = self._numbers
+        low, high = sorted((numbers[0], numbers[-1])) if numbers else (0, -1)
+        offsets = np.asarray(self._offsets)[low : high + 2]
+        items = np.asarray(self._bytes)[offsets[0] : offsets[-1]]
+        rest = range(numbers.start - low, numbers.stop - low, numbers.step)
+        return _from_arrays, (items, offsets - offsets[0], rest)
+
+
+def _over(items: memoryview, offsets: memoryview, numbers: range) -> PackedList[Any]:
+    packed: PackedList[Any] = PackedList.__new__(PackedList)
+    packed._bytes, packed._offsets, packed._numbers = items, offsets, numbers
+    return packed
+
+
+def _from_arrays(items: NDArray[np.uint8], offsets: NDArray[np.int64], numbers: range) -> PackedList[Any]:
+    return _over(items.data, offsets.data, numbers)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    """Pickle a tensor as an array where that says it all.
+
+    It is read in a tenth of the time, and a view takes only what it shows of its storage.
+    """
+    with suppress(TypeError, RuntimeError):  # a dtype, layout or device that numpy has not, or a gradient
+        if not tensor.__dict__:
+            return torch.from_numpy, (tensor.numpy(),)
+    return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+
+
+class Deferred(Dataset[Any]):
+    """A dataset that is built where it is read: only what builds it travels to workers.
+
+    For a dataset that pickles large, that holds threads or open files, or that is to be read from the worker's own
+    disk. Each process builds it when it first reads from it, once, and a forked one builds its own. In headrace's
+    workers everything is then as if the loader had been given what was built, and `get_worker_info().dataset` is that.
+    Torch's wrappers, such as `Subset`, take it too.
+
+    The factory must make the same samples in every process. It may ask `get_worker_info()` where it runs. Torch
+    computes with one thread meanwhile. The global random generators are put back to where they were before it. If it
+    raises, so does the read, and the next read tries again. This object has none of the dataset's other attributes;
+    `built()` gives the dataset of the process that asks. `loader.set_epoch` does not reach it, but for an iterable one,
+    whose workers are told the epoch under `seed=`.
+
+    Args:
+        factory: Makes the dataset; called without arguments. Workers that are not forked get it pickled.
+        length: What `len()` tells. Without it, `len()` of a map-style dataset builds the dataset in the process that
+            asks, and the loader does ask: every rank then pays the time and the memory that workers pay, and what the
+            factory reads must be there, too.
+        iterable: Whether the factory makes an `IterableDataset`. Then this is one, and has a `len()` only if `length`
+            is given.
+
+    Raises:
+        TypeError: `factory` cannot be called without arguments, or `length` is no integer; where it is read, the
+            factory returned something else than a dataset of that style.
+        ValueError: `length` is negative; where it is read, what was built has another length.
+
+    Example:
+        >>> dataset = Deferred(partial(Images, "/local/images"), length=1_281_167)
+        >>> loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
+    """
+
+    def __new__(cls, factory: Callable[[], Any], length: int | None = None, *, iterable: bool = False) -> "Deferred":
+        """Make one of the style that torch tells by its type."""
+        stream = _Stream if length is None else _StreamOfLength
+        return super().__new__(stream if iterable else _Map)
+
+    def __init__(self, factory: Callable[[], Any], length: int | None = None, *, iterable: bool = False) -> None:
+        try:
+            with suppress(ValueError):  # some that are written in C do not tell
+                inspect.signature(factory).bind()
+        except TypeError as error:
+            raise TypeError(
+                f"factory={factory!r} is not allowed: expected a callable without arguments ({error}). "
+                "Pass a function, a class, or functools.partial(Dataset, arguments)."
+            ) from None
+        check_flag("iterable", iterable, default=False)
+        fix = "Leave it out to have the dataset asked."
+        self.factory = factory
+        self.length = None if length is None else whole_number("length", length, fix=fix)
+        self.iterable = iterable
+        # By process: a forked one neither uses what it inherits, nor runs its destructors, nor waits for its lock.
+        self._homes: dict[int, _Home] = {}
+
+    def built(self) -> Any:
+        """Return the dataset, built if this process has not built it yet."""
+        home = self._homes.get(os.getpid()) or self._homes.setdefault(os.getpid(), _Home())
+        if home.dataset is None:
+            with home.lock:
+                if home.building:
+                    raise RuntimeError(f"the factory of {self!r} reads from the dataset that it is to build")
+                if home.dataset is None:
+                    home.building = True
+                    try:
+                        home.dataset = self._build()
+                    finally:
+                        home.building = False
+        return home.dataset
+
+    @property
+    def built_here(self) -> Any:
+        """The dataset, if this process has built it; else None."""
+        home = self._homes.get(os.getpid())
+        return None if home is None else home.dataset
+
+    def _build(self) -> Any:
+        outer, before = here.drawing, Generators()
+        try:
+            here.drawing = None  # its random numbers are not those of a sample that is in work
+            with one_torch_thread():
+                dataset = built(self.factory())
+            self._check(dataset)
+        except StopIteration as error:  # would pass for the end of the data
+            raise RuntimeError(f"the factory of {self!r} raised StopIteration") from error
+        except Exception as error:
+            note(error, f"while building the dataset of {self!r}")
+            raise
+        finally:
+            here.drawing = outer
+            before.restore()
+        return dataset
+
+    def _check(self, dataset: Any) -> None:
+        kind, streams = type(dataset), isinstance(dataset, IterableDataset)
+        if self.iterable != streams or not (streams or hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")):
+            expected = "an IterableDataset" if self.iterable else "a dataset with __getitem__"
+            fix = "Pass iterable=True." if streams else "It must return what a DataLoader would be given."
+            fix = "Leave out iterable=True." if self.iterable and hasattr(kind, "__getitem__") else fix
+            raise TypeError(f"the factory returned a {kind.__name__}: expected {expected}. {fix}")
+        if self.length is not None and hasattr(kind, "__len__"):
+            with suppress(TypeError, NotImplementedError):  # how torch's datasets say that they have no length
+                own = len(dataset)
+                if own != self.length:
+                    raise ValueError(
+                        f"length={self.length} was given, but the dataset that was built has a length of {own}. "
+                        "Pass its length, and see that every process builds from the same data."
+                    )
+
+    def __repr__(self) -> str:
+        made_by: Any = self.factory
+        while isinstance(made_by, partial):
+            made_by = made_by.func
+        return f"Deferred({getattr(made_by, '__qualname__', type(made_by).__qualname__)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Deferred, iterable=self.iterable), (self.factory, self.length)
+
+
+@dataclass(slots=True)
+class _Home:
+    """What one process has of a `Deferred`.
+
+    In slots: what is looked for in a dataset before it is forked is not found in here, since no worker will read it.
+    """
+
+    lock: Any = field(default_factory=threading.RLock)
+    building: bool = False
+    dataset: Any = None
+
+
+class _Map(Deferred):
+    def __len__(self) -> int:
+        return len(self.built()) if self.length is None else self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.built()[index]
+
+    @property
+    def __getitems__(self) -> Callable[[list[Any]], list[Any]]:
+        """The bulk call of what was built; no attribute if that has none."""
+        bulk: Callable[[list[Any]], list[Any]] = self.built().__getitems__
+        return bulk
+
+
+class _Stream(Deferred, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.built())
+
+
+class _StreamOfLength(_Stream):
+    def __len__(self) -> int:
+        assert self.length is not None
+        return self.length
+
+
+def built(dataset: Any) -> Any:
+    """Return what a dataset reads from in this process: what a `Deferred` builds; any other itself."""
+    return dataset.built() if isinstance(dataset, Deferred) else dataset

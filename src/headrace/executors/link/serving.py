@@ -1,0 +1,131 @@
+"""What a worker does that has a process of its own: answers tasks with encoded batches, whatever carries them."""
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from headrace.errors import SlotTooLarge
+from headrace.executors.base import Failure, Remarked
+from headrace.executors.link.wire import JOINED_BYTES, LIVENESS_S, TAIL, Order, Sent, frame, read_frames, task_of
+from headrace.memory.codec import SlotWriter, slot_collate
+from headrace.memory.pickling import decode
+from headrace.memory.slots import Ring
+from headrace.memory.unpicklable import culprit
+from headrace.types import Remark, StreamTask, Task
+from headrace.worker.work import Work
+
+
+class Server:
+    """A process set up as a worker.
+
+    Args:
+        work: What to do; the process's own, and changed in place, since what runs only here costs pages of its own.
+        worker_id: Which worker it is.
+        workers: How many there are.
+        ring: Where batches are laid.
+        where: What to call it, as in "Caught ValueError in DataLoader worker process 0".
+        threads: How many threads torch may use.
+
+    Attributes:
+        writer: What lays batches into the ring.
+    """
+
+    def __init__(self, work: Work, worker_id: int, workers: int, ring: Ring, where: str, threads: int = 1) -> None:
+        self.writer = SlotWriter(ring)
+        self._where = where
+        if work.collate_fn is default_collate:
+            work.collate_fn = slot_collate(self.writer, as_torch=not work.keyed)
+            work.allocate = self.writer.empty
+        self._refusal: Failure | None = None
+        try:
+            self._worker = work.start_worker(worker_id, workers, threads)
+        except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
+            self._refusal = Failure.of(error, where)
+
+    def answer_to(self, sent: Sent, number: int | None) -> list[memoryview]:
+        """Return what `answer` does for a task as it was sent."""
+        try:
+            task = task_of(sent)
+        except Exception as error:  # noqa: BLE001 - it is raised in the rank
+            return self.writer.write(Failure.of(error, self._where))
+        return self.answer(task, number)
+
+    def answer(self, task: Task, number: int | None = None) -> list[memoryview]:
+        """Return the message that holds a task's batch, or the error in its place."""
+        self.writer.begin()
+        outcome: Any = self._refusal
+        remarks: tuple[Remark, ...] = ()
+        if self._refusal is None:
+            outcome = self._outcome(task, number)
+            remarks = tuple(self._worker.remarks)
+        try:
+            return self.writer.write(Remarked(remarks, outcome) if remarks else outcome)
+        except Exception as error:  # noqa: BLE001 - it is raised in the rank
+            if not isinstance(error, SlotTooLarge):
+                error.add_note(f"headrace: the batch cannot be pickled: {culprit(outcome, 'batch', error)}")
+            failure = Failure.of(error, self._where)
+            return self.writer.write(Remarked(remarks, failure) if remarks else failure)
+
+    def _outcome(self, task: Task, number: int | None) -> Any:
+        try:
+            return self._worker.run(task, number)
+        except StopIteration as error:  # from a stream's collate_fn: torch takes that for the stream's end
+            return self._worker.end_stream() if isinstance(task, StreamTask) else Failure.of(error, self._where)
+        except Exception as error:  # noqa: BLE001 - it is raised in the rank
+            return Failure.of(error, self._where)
+
+
+def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[], bool]) -> None:
+    """Answer tasks until the rank hangs up or dies.
+
+    Args:
+        end: The socket to the rank.
+        ring: The server's slots, which the rank gives back along with tasks.
+        server: Who answers.
+        rank_lives: Asked from time to time when nothing comes.
+    """
+    held: list[memoryview] = []
+    answers = 0
+    for tasks, returned, dropped in _orders(end, rank_lives):
+        for slot in returned:
+            ring.release(slot)
+        for slot in dropped:
+            ring.forget(slot)
+        for left, (sent, number) in zip(reversed(range(len(tasks))), tasks, strict=True):
+            began_s = time.perf_counter()
+            message = server.answer_to(sent, number)
+            answers += 1
+            # Who it is now: user code may have forked a copy, and let it go on as if it was the worker.
+            tail = TAIL.pack(time.perf_counter() - began_s, answers, os.getpid())
+            held += frame([*message, memoryview(tail)])
+            size = sum(map(len, held))
+            if left and size <= JOINED_BYTES // 2:  # what is larger may be the user's memory still, and changes
+                continue
+            for part in [b"".join(held)] if size <= JOINED_BYTES else held:
+                end.sendall(part)
+            held.clear()
+
+
+def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Order, None, None]:
+    """Yield what `Wire.hand` sends."""
+    received: deque[Order] = deque()
+    frames = read_frames(lambda parts: received.append(decode(parts)))
+    wanted = next(frames)
+    arrival = select.poll()  # who waits in recv is woken each time that the rank reads, too, at the rank's cost
+    arrival.register(end, select.POLLIN)
+    while True:
+        if arrival.poll(LIVENESS_S * 1000):
+            count = end.recv_into(wanted)
+            if not count:
+                return
+            wanted = frames.send(count)
+            while received:
+                yield received.popleft()
+        elif not rank_lives():
+            return

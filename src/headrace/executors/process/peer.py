@@ -1,0 +1,138 @@
+"""The rank's view of one worker process: its socket, what it owes, its shared memory, and how it ended."""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from signal import Signals, strsignal
+
+from headrace.errors import WorkerDied
+from headrace.executors.link.wire import LIVENESS_S, Assigned, Wire
+
+GRACE_S = 5.0
+"""How long workers that are told to stop may take before they are terminated, all together."""
+
+_STATES = {"R": "running", "S": "sleeping", "D": "in disk sleep", "T": "stopped", "t": "stopped by a debugger"}
+
+
+class Peer(Wire):
+    """One worker: its process, its socket, the tasks it has not answered, oldest first.
+
+    Attributes:
+        started: Whether the process was started.
+        ready: Whether it has unpickled its work, so that the next may be started.
+        up: Whether it is set up: what ends it from now on is a task.
+        false_starts: How many processes with the same number died, one after another, before they were up.
+        remark: What to add to the error about its end.
+        writes: Whether the rank waits until more can be sent.
+    """
+
+    def __init__(self, worker: int, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
+        super().__init__(end, descriptors, self._answer)
+        self.worker = worker
+        self.process = process
+        self.started = self.ready = self.up = self.writes = False
+        self.false_starts = 0
+        self.remark = ""
+        self.unanswered: deque[Assigned] = deque()
+        self._stopped_s: float | None = None
+
+    def _answer(self, parts: list[bytearray]) -> None:
+        # An empty message comes when it has unpickled its work, if that had to be, and when it is set up for tasks.
+        if parts:
+            self.check(parts, self.process.pid)
+            self.unanswered[0].land(parts, self.loans)  # and is still owed where that is refused
+            self.unanswered.popleft()
+        else:
+            self.up = self.ready
+            self.ready = True
+
+    @property
+    def load(self) -> tuple[bool, bool, int]:
+        """What the peer that gets the next task has the least of.
+
+        That is a lost one that nobody replaced, so that the loss shows; then those that are up; then what is to be
+        done.
+        """
+        return self.open, not self.up, len(self.unanswered)
+
+    def stopped(self) -> bool:
+        """Tell whether the process is stopped, and was when this was asked before, some time ago.
+
+        Once is not enough: a job that is stopped and continued as a whole looks so for a moment.
+        """
+        now_s, before_s = time.monotonic(), self._stopped_s
+        self._stopped_s = None
+        if state_of(self.process.pid) != "T":
+            return False
+        self._stopped_s = now_s if before_s is None else before_s
+        return now_s - self._stopped_s >= LIVENESS_S / 2
+
+    def put_down(self) -> None:
+        """Kill a process that is lost but may be there: another is about to take its number."""
+        # Where SIGCHLD is ignored its number might belong to a stranger, so that the sentinel is asked first.
+        if self.process.pid is not None and not connection.wait([self.process.sentinel], 0):
+            self.process.kill()
+
+    def close(self) -> None:
+        """Hang up, and let go of what only a reference cycle would keep."""
+        super().close()
+        self.unanswered.clear()
+
+
+def dismiss(peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+    """Tell workers to stop, and see that they do, and that those are gone that were lost before."""
+    for peer in peers:
+        peer.close()
+    _reap([one for one in (*(peer.process for peer in peers), *lost) if one.pid is not None])
+
+
+def _reap(processes: Sequence[BaseProcess]) -> None:
+    """Wait for processes that were told to stop, together; terminate, then kill, those that do not."""
+    waiting = list(processes)
+    for hurry in (None, "terminate", "kill"):
+        for process in waiting if hurry else ():
+            getattr(process, hurry or "")()
+        deadline = time.monotonic() + GRACE_S
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            # Where SIGCHLD is ignored only the sentinel tells that a process has ended.
+            ended = connection.wait([process.sentinel for process in waiting], left)
+            waiting = [process for process in waiting if process.sentinel not in ended and process.is_alive()]
+    for process in processes:
+        # The sentinel fires a moment before there is an exit status. The process is not closed: should the interpreter
+        # be about to end, multiprocessing would stumble over it.
+        process.join(LIVENESS_S)
+
+
+def death(process: BaseProcess) -> WorkerDied:
+    """Wait for the end of a process that is ending, and return torch's error about it."""
+    if process.pid is not None:
+        process.join(GRACE_S)
+    code = process.exitcode
+    if code is not None and code < 0:
+        how = f"is killed by signal: {strsignal(-code) or Signals(-code).name}. "
+        hint = "The kernel kills with SIGKILL when memory runs out. " if -code == Signals.SIGKILL else ""
+    else:
+        how = f"exited unexpectedly with exit code {code}. "
+        hint = "Rerunning with num_workers=0 may show where. "
+    error = WorkerDied(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+    error.__cause__ = RuntimeError(f"DataLoader worker (pid {process.pid}) {how}{hint}".rstrip())
+    return error
+
+
+def state_of(pid: int | None) -> str:
+    """Return the kernel's letter for what a process does: "R", "S", "D", "T"; "" where there is no telling."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def described(peer: Peer) -> str:
+    """Return a worker's number, its process and what that does."""
+    state = state_of(peer.process.pid)
+    what = f", {_STATES.get(state, f'in state {state}')}" if state else ""
+    return f"worker {peer.worker} (pid {peer.process.pid}{what})"

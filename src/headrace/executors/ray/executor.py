@@ -1,0 +1,110 @@
+"""Workers as Ray actors, on this machine and on others: one word takes the work to a cluster."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import bad_type, bad_value, check_flag
+from headrace.executors.base import Executor, Pool
+from headrace.executors.ray.cluster import Settings, check_installed, connect
+from headrace.executors.ray.pool import RayPool
+from headrace.system.interrupts import InterruptsHeld
+from headrace.worker.work import Work
+
+
+@dataclass(frozen=True)
+class RayExecutor(Executor):
+    """Run work in Ray actors, `num_workers` of them for each rank, always under a plan unless a sampler decides.
+
+    A process that has joined a cluster uses that one. Otherwise it joins the one at `address`, at RAY_ADDRESS, or on
+    this machine, and if there is none it starts one here. The epoch begins with the first actor that comes up; others
+    join it when they do. An actor that dies, or whose node does, is replaced, and what it was at is computed again.
+
+    The dataset is pickled and sent once for all workers; a large one had better be a `headrace.Deferred`. With
+    `persistent_workers=True` the actors stay from epoch to epoch. Otherwise each epoch begins with fresh copies of the
+    dataset, in actor processes of the epoch before if it ended less than `idle_s` ago.
+
+    Args:
+        address: The cluster's head, "host:port"; or "auto", "local" or "ray://host:port". Default: as said above.
+        num_cpus: CPUs that each worker reserves, >= 0; torch gets as many threads there, and one at least. With more
+            than one, the last bits of large sums, products and transforms may differ from every other executor's.
+        resources: Custom resources that each worker reserves, by name.
+        scheduling_strategy: As Ray's. Default: "DEFAULT", wherever there is room, also outside of the placement group
+            that the rank may be in.
+        label_selector: Labels that a worker's node must have, as Ray's.
+        runtime_env: The environment that workers run in, as Ray's.
+        hedge: Whether a batch that is waited for and overdue is computed by a second worker, too.
+        shared_memory: Whether workers on the rank's own machine hand batches over in shared memory; where they cannot,
+            in another container say, they come through Ray's object store in any case.
+        start_timeout_s: How long to wait for the first worker, in seconds.
+        idle_s: How long an actor is kept that no pool needs, in case that another does, in seconds.
+
+    Raises:
+        TypeError: An option is of the wrong type.
+        ValueError: An option lies outside its range.
+    """
+
+    by_number = True
+    local = False
+    ignores = ("multiprocessing_context",)
+
+    address: str | None = None
+    num_cpus: float = 1.0
+    resources: Mapping[str, float] | None = None
+    scheduling_strategy: Any = None
+    label_selector: Mapping[str, str] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    hedge: bool = True
+    shared_memory: bool = True
+    start_timeout_s: float = 60.0
+    idle_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.address is not None and not isinstance(self.address, str):
+            bad_type("address", self.address, 'a string such as "host:port"', "Leave it out to find the cluster.")
+        for name, low in (("num_cpus", "0 or more"), ("start_timeout_s", "more than 0"), ("idle_s", "0 or more")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                bad_type(name, value, f"a number, {low}", "Leave it out for the default.")
+            if not (value > 0 if name == "start_timeout_s" else value >= 0):
+                bad_value(name, value, f"a number, {low}", "Leave it out for the default.")
+        for name in ("resources", "label_selector", "runtime_env"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                bad_type(name, getattr(self, name), "None or a dictionary", "It is passed on to Ray.")
+        for name in ("hedge", "shared_memory"):
+            check_flag(name, getattr(self, name), default=True)
+
+    def check_installed(self) -> None:
+        """See whether Ray is installed, and its client if the address needs that.
+
+        Raises:
+            MissingExtra: It is not.
+        """
+        check_installed(self.address)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Ray is to make each actor with. Recovery is the pool's own affair, so Ray attempts none."""
+        given = {
+            "num_cpus": self.num_cpus,
+            "resources": dict(self.resources) if self.resources else None,
+            "scheduling_strategy": self.scheduling_strategy or "DEFAULT",
+            "label_selector": dict(self.label_selector) if self.label_selector else None,
+            "runtime_env": dict(self.runtime_env) if self.runtime_env else None,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def start(self, work: Work, workers: int, context: Any = None) -> Pool:
+        """Join or start the cluster, and ask it for actors; `context` means nothing to them.
+
+        Raises:
+            ClusterUnavailable: There is no cluster where one was named.
+            MissingExtra: Ray is not installed.
+            Exception: Whatever pickle raises where the dataset cannot be pickled.
+        """
+        ray = connect(self.address, workers * self.num_cpus)
+        with InterruptsHeld():
+            mine = {name: getattr(self, name) for name in Settings._fields}
+            return RayPool(ray, work, workers, Settings(**mine))

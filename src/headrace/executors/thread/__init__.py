@@ -1,0 +1,1 @@
+"""Workers as threads of this process."""

@@ -1,0 +1,296 @@
+"""What the loader's options may be, the errors that say so, and the warnings about those without effect."""
+
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from headrace.datasets.deferred import Deferred
+from headrace.errors import bad_type, bad_value, shown, whole_number
+from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
+from headrace.plan import Order
+from headrace.plan.plan import MAX_SEED
+from headrace.system import world
+from headrace.types import ON_ERROR, TAILS, World
+from headrace.worker.sharing import own_splitter
+from headrace.worker.work import is_iterable
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {
+    "process": ProcessExecutor,
+    "thread": ThreadExecutor,
+    "inline": InlineExecutor,
+    "ray": RayExecutor,
+}
+
+_OWN = ("seed", "order", "distributed", "tail", "executor", "fetch_threads", "on_error")
+
+_LEFT_OUT: dict[str, tuple[Any, ...]] = {
+    "fetch_threads": (1,),
+    "on_error": ("raise",),
+    "num_workers": (0,),
+    "persistent_workers": (False,),
+    "timeout": (0, 0.0),
+    "in_order": (True,),
+    "prefetch_factor": (None, 2),  # torch puts 2 in the place of None
+}
+"""The values of arguments that were left out, where that is not only None."""
+
+_PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Samplers of torch that know nothing of ranks."""
+
+
+def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
+    """Return the executor that the loader's arguments mean; a wrong name, torch's rule, until `check` refuses it."""
+    if isinstance(executor, Executor):
+        return executor
+    return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
+
+
+def check(loader: Any, own_sampler: bool) -> None:
+    """Refuse the options of a loader that are wrong by themselves or together.
+
+    Args:
+        loader: The loader.
+        own_sampler: Whether the user passed a sampler or batch sampler.
+
+    Raises:
+        TypeError: An option is of the wrong type.
+        ValueError: An option lies outside its range, or contradicts another.
+    """
+    if loader.seed is not None:
+        whole_number("seed", loader.seed, high=MAX_SEED, fix="Any 64-bit number will do.")
+    _check_order(loader.order, loader.dataset)
+    if loader.distributed is not None and not isinstance(loader.distributed, bool | World):
+        fix = "Leave it out to split over the process group."
+        bad_type("distributed", loader.distributed, "None, True, False or World(rank, size)", fix)
+    if loader.tail is not None and loader.tail not in TAILS:
+        bad_value("tail", loader.tail, f"None or one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
+    if loader.drop_last and loader.tail in ("pad", "exact"):
+        bad_value("tail", loader.tail, 'None or "drop" together with drop_last=True', "Leave one of the two out.")
+    _check_on_error(loader.on_error, loader.dataset, own_sampler)
+    _check_executor(loader.executor, loader.num_workers)
+    threads = whole_number("fetch_threads", loader.fetch_threads, low=1, fix="1 fetches one sample at a time.")
+    if threads > 1 and (is_iterable(loader.dataset) or (loader.batch_size is None and loader.batch_sampler is None)):
+        bad_value("fetch_threads", threads, "1 where samples do not come in lists of indices", "Leave it out.")
+
+
+def _check_order(order: object, dataset: Any) -> None:
+    if order is None:
+        return
+    if not isinstance(order, Order):
+        orders = "headrace.Weighted(weights), headrace.Balanced(labels) or headrace.Subset(indices)"
+        fix = "For a plain shuffle pass shuffle=True; a torch sampler goes to sampler=."
+        bad_type("order", order, f"an Order such as {orders}", fix)
+    if is_iterable(dataset):
+        bad_value("order", order, "None with an IterableDataset", "It has no indices to put in order.")
+    if hasattr(dataset, "__len__"):
+        order.samples(len(dataset))
+
+
+def _check_on_error(on_error: object, dataset: Any, own_sampler: bool) -> None:
+    if on_error not in ON_ERROR:
+        bad_value("on_error", on_error, f"one of {ON_ERROR}", 'Choose "raise" to stop at a broken sample.')
+    if on_error == "raise":
+        return
+    if is_iterable(dataset) or isinstance(dataset, MapDataPipe):
+        fix = "It has no positions to draw a substitute for; catch the error where it reads."
+        bad_value("on_error", on_error, '"raise" with an iterable dataset or a datapipe', fix)
+    if own_sampler:
+        fix = "What it draws has no positions to draw a substitute for; leave the sampler out, or pass order=."
+        bad_value("on_error", on_error, '"raise" with a sampler or batch_sampler of your own', fix)
+
+
+def _check_executor(executor: object, num_workers: int) -> None:
+    allowed, fix = f"one of {tuple(EXECUTORS)} or an Executor", "Leave it out for torch's rule."
+    if isinstance(executor, str) and executor not in EXECUTORS:
+        bad_value("executor", executor, allowed, fix)
+    if executor is not None and not isinstance(executor, str | Executor):
+        bad_type("executor", executor, allowed, fix)
+    chosen = executor_of(executor, num_workers)
+    if not num_workers and chosen.prefetches:
+        bad_value("num_workers", num_workers, f"at least 1 with executor={executor!r}", 'Or use executor="inline".')
+    chosen.check_installed()
+
+
+@contextmanager
+def torchs_types(dataset: object, num_workers: object, timeout: object, prefetch_factor: object) -> Iterator[None]:
+    """Let torch check its arguments, and explain wrong types that torch refuses without a word, or only uses later.
+
+    Raises:
+        TypeError: One of the arguments is of a type that torch can do nothing with.
+    """
+    try:
+        yield
+    except TypeError:
+        _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
+        raise
+    _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
+
+
+def _check_torchs_types(dataset: object, num_workers: object, timeout: Any, prefetch_factor: object) -> None:
+    if not _counts(num_workers):
+        bad_type("num_workers", num_workers, "an integer >= 0", "0 loads in the calling thread.")
+    try:
+        operator.lt(timeout, 0)
+    except TypeError:
+        bad_type("timeout", timeout, "a number of seconds >= 0", "0 waits without a limit.")
+    if prefetch_factor is not None and not _counts(prefetch_factor):
+        bad_type("prefetch_factor", prefetch_factor, "None or an integer >= 1", "Leave it out for 2 per worker.")
+    if is_iterable(dataset) or hasattr(type(dataset), "__getitem__"):
+        return
+    expected = "a dataset with __getitem__ and __len__ (a list will do), or an instance of IterableDataset"
+    if isinstance(dataset, type):
+        bad_type("dataset", dataset, expected, f"Pass an instance: {dataset.__name__}(...).")
+    if hasattr(type(dataset), "__iter__"):
+        fix = "Wrap it: class Stream(IterableDataset), whose __iter__ makes it anew for each epoch and worker."
+        bad_type("dataset", dataset, expected, fix)
+    if not hasattr(dataset, "__getitems__"):
+        bad_type("dataset", dataset, expected, "Check the function that should have made it.")
+
+
+def _counts(value: Any) -> bool:
+    """Tell whether torch can count with a value: a boolean, too, and a zero of any type."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return bool(value == 0)
+    return True
+
+
+def warn_ignored(loader: Any, shuffle: object, own_sampler: bool) -> None:
+    """Warn about options that have no effect beside the others; frameworks pass such, so it is no error.
+
+    Args:
+        loader: The loader.
+        shuffle: As it was given.
+        own_sampler: Whether the user passed a sampler or batch sampler.
+    """
+    for text in _ignored(loader, shuffle, own_sampler):
+        warnings.warn(text, stacklevel=3)
+
+
+def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        names = _given(loader, _OWN)
+        if names:
+            yield f"{names} is ignored: datapipes are read by torch's own iterators. Use a Dataset or IterableDataset."
+        return
+    if own_sampler:
+        names = _given(loader, ("seed", "order", "tail", "distributed"))
+        if names:
+            yield (
+                f"{names} is ignored: the sampler or batch_sampler that was passed decides alone. "
+                "Leave it out to let headrace split the epoch."
+            )
+    elif loader.seed is not None and loader.generator is not None:
+        yield f"generator is ignored: seed={loader.seed} keys all randomness. Leave one of the two out."
+    streamed, dealt = is_iterable(loader.dataset), loader.distributed is True or isinstance(loader.distributed, World)
+    if streamed and loader.tail is not None and not dealt:
+        yield (
+            f"tail={loader.tail!r} is ignored: the samples of an IterableDataset are not dealt to the ranks unless you "
+            "ask for it. Pass distributed=True, or leave tail out."
+        )
+    if loader.order is not None and shuffle is not None and not own_sampler:
+        random = bool(loader._schedule.order.random)
+        if random is not bool(shuffle):
+            nature = "random by itself" if random else "in the same sequence every epoch"
+            yield f"shuffle={shuffle!r} is ignored: order={loader.order!r} is {nature}. Leave one of the two out."
+    executor = executor_of(loader.executor, loader.num_workers)
+    names = _given(loader, executor.ignores) if loader.num_workers else ""
+    if names:
+        yield (
+            f"{names} is ignored: executor={loader.executor!r} has no use for it. Leave it out, or choose another "
+            f"executor of {tuple(EXECUTORS)}."
+        )
+
+
+def _given(loader: Any, names: tuple[str, ...]) -> str:
+    """List those of some arguments, by name, that have another value than if they were left out."""
+    values = {name: getattr(loader, name) for name in names}
+    if values.get("distributed") is False:  # every rank reads everything, which is then so
+        del values["distributed"]
+    return ", ".join(name for name, value in values.items() if not _left_out(name, value))
+
+
+def _left_out(name: str, value: object) -> bool:
+    alike = (None, *_LEFT_OUT.get(name, ()))
+    return any(type(value) is type(one) and value == one for one in alike)  # an array is equal to nothing
+
+
+def warn_of_ranks(loader: Any) -> None:
+    """Warn, once of each, where ranks read otherwise than may be meant; asked when iteration begins."""
+    schedule, distributed = loader._schedule, loader.distributed
+    if schedule.world().size == 1 or distributed not in (None, True):
+        return
+    if world.of_environment(distributed) and (schedule.planned() or schedule.splits_stream()):
+        rank, size = schedule.world().rank, schedule.world().size
+        schedule.warn_once(
+            f"RANK={rank} and WORLD_SIZE={size} are set and no process group is initialised, so this process reads "
+            f"share {rank} of {size} of every epoch, as a rank does. If it is no rank, but was started by one and "
+            "inherited them, pass distributed=False to read everything.",
+            "environment",
+            stacklevel=5,
+        )
+    text = _of_stream(loader) if is_iterable(loader.dataset) else _of_sampler(loader)
+    if text:
+        schedule.warn_once(text, "unsplit", stacklevel=5)
+
+
+def _of_stream(loader: Any) -> str:
+    splitter = own_splitter(loader.dataset)
+    if loader.distributed:
+        return splitter and (
+            f"distributed=True deals the samples of a dataset to the ranks that {splitter} has split over them "
+            "already: most of them are never read. Leave distributed= out."
+        )
+    return (not splitter) * (
+        "an IterableDataset is read as it is on every rank. If it splits itself over the ranks, as a WebDataset with "
+        "nodesplitter=split_by_node does, it needs nothing: pass distributed=False to say so. If it does not, every "
+        "rank reads the whole of it: pass distributed=True to deal its samples to the ranks. What splits itself must "
+        "not be dealt as well, or most of it is never read."
+    )
+
+
+def _of_sampler(loader: Any) -> str:
+    """Word the warning about a sampler of torch's that knows of no ranks; unknown ones may know."""
+    batches, sampler = loader.batch_sampler, loader.sampler
+    if type(batches) is BatchSampler:
+        sampler = batches.sampler
+    elif batches is not None:
+        return ""
+    return (type(sampler) in _PLAIN_SAMPLERS and loader.distributed is None) * (
+        f"every rank reads the whole of what its {type(sampler).__name__} draws, which knows of no ranks. "
+        "Pass shuffle=True without a sampler, order=Weighted(...) or Subset(...), or a DistributedSampler; "
+        "distributed=False says that it is meant."
+    )
+
+
+def described(loader: Any) -> str:
+    """Return the loader in a line: its dataset's type and length, its batch size, and which of its own options it got.
+
+    It asks a dataset for its length, but builds no `Deferred`; whatever that raises, it leaves the length out.
+    """
+    own = vars(loader)
+    dataset: Any = own.get("dataset")
+    kind, length = type(dataset).__name__, None
+    if isinstance(dataset, Deferred):
+        kind, length = shown(dataset), dataset.length
+    else:
+        with suppress(Exception):  # a line for people must not fail
+            length = len(dataset)
+    parts = [kind if length is None else f"{kind} of {length:,} samples"]
+    for name in ("batch_size", "num_workers", *_OWN):
+        if not _left_out(name, own.get(name)):
+            parts.append(f"{name}={shown(own[name])}")
+    return f"{type(loader).__name__}({', '.join(parts)})"

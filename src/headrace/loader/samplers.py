@@ -1,0 +1,128 @@
+"""The samplers that show a loader's plan to frameworks, and draw torch's own order where there is no plan."""
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from headrace.loader import accelerate
+from headrace.progress.schedule import Schedule, draw_base_seed
+from headrace.types import Rows
+
+
+class AutoSampler(DistributedSampler[int]):
+    """The sampler of a loader that was given none, in the classes that frameworks look for.
+
+    Being a `DistributedSampler`, it keeps Lightning and Ray Train from sharding the loader once more; rank
+    and world are those at the time of asking. Iterating it gives this rank's dataset indices for the current
+    epoch.
+    """
+
+    _torch_sampler: type[RandomSampler] | type[SequentialSampler]
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        # What torch's samplers keep; their own __init__ would resolve the world now.
+        self.dataset = self.data_source = schedule.dataset
+        self.replacement, self.generator = False, schedule.generator
+        self._num_samples: int | None = None
+        self.drop_last = schedule.tail == "drop"
+        self.shuffle = self._torch_sampler is RandomSampler
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """World size."""
+        return self._schedule.world().size
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """This process's rank."""
+        return self._schedule.world().rank
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        """The seed of the shuffle."""
+        return self._schedule.resolved_seed()
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """The epoch that the next `iter()` reads."""
+        return self._schedule.epoch
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Samples that this rank reads in an epoch."""
+        if not self._schedule.planned():
+            return len(self.data_source)
+        return self._schedule.shape().share()
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Samples that all ranks read in an epoch, pads included."""
+        return self._schedule.shape().end() if self._schedule.planned() else len(self.data_source)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, for a framework that does so through the sampler."""
+        self._schedule.follow_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        if not self._schedule.planned():
+            return self._torch_sampler.__iter__(self)  # type: ignore[arg-type]
+        if accelerate.in_use():
+            warnings.warn(
+                "a DataLoader of torch's reads this loader's sampler. Accelerate's function prepare_data_loader splits "
+                "this rank's share once more, and its function skip_first_batches does not mark the end: use the "
+                "methods of Accelerator of these names.",
+                stacklevel=3,
+            )
+        plan, epoch = self._schedule.plan(), self.epoch
+        return (index for step in range(plan.steps()) for index in plan.batch(epoch, step).tolist())
+
+    def rows(self, batch_size: int, drop_last: bool) -> Iterator[Rows]:
+        """Yield the same indices as torch's sampler and batch sampler, and draw the same numbers, but in bulk."""
+        length = len(self.data_source)
+        index: Rows = range(length)
+        if self.shuffle:
+            generator = self.generator
+            if generator is None:
+                generator = torch.Generator()
+                generator.manual_seed(draw_base_seed(None))
+            index = torch.randperm(length, generator=generator)
+        whole = length - length % batch_size
+        starts = range(0, whole, batch_size)
+        if self.shuffle:
+            yield from (index[start : start + batch_size] for start in starts)
+        else:
+            yield from map(range, starts, range(batch_size, whole + 1, batch_size))
+        if self.shuffle and self.generator is not None:
+            torch.randperm(length, generator=self.generator)  # torch's sampler draws once more, in vain
+        if whole < length and not drop_last:
+            yield index[whole:]
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class AutoRandomSampler(AutoSampler, RandomSampler):
+    """The automatic sampler of a loader whose order changes with the epoch."""
+
+    _torch_sampler = RandomSampler
+
+
+class AutoSequentialSampler(AutoSampler, SequentialSampler):
+    """The automatic sampler of a loader whose order is always the same."""
+
+    _torch_sampler = SequentialSampler
+
+
+def install(schedule: Schedule, batch_sampler: BatchSampler | None) -> AutoSampler:
+    """Make the automatic sampler of a schedule and put it into torch's batch sampler, if there is one."""
+    assert schedule.order is not None
+    sampler = (AutoRandomSampler if schedule.order.random else AutoSequentialSampler)(schedule)
+    if batch_sampler is not None:
+        batch_sampler.sampler = sampler
+        # Hugging Face's Trainer looks for it one level above the sampler when it skips batches.
+        batch_sampler.set_epoch = sampler.set_epoch  # type: ignore[attr-defined]
+    return sampler

@@ -1,0 +1,177 @@
+"""What all passes have in common: counting, ending, and taking up a state."""
+
+import base64
+import io
+import json
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from headrace.delivery.reader import Observer
+from headrace.errors import StateMismatch, whole_number
+from headrace.plan.state import State, mismatch
+from headrace.progress.schedule import Schedule
+
+
+class Pass(Observer, ABC):
+    """A pass: it counts what is delivered, advances the schedule at its end, and says where that leaves the loader.
+
+    Args:
+        schedule: Whose epoch is read.
+        conditions: What another pass must have in common with this one to go on from its rank-local state.
+
+    Attributes:
+        steps: How many tasks it has, -1 if nobody knows; None before it was asked.
+    """
+
+    # What is counted for each batch are plain attributes of an object whose `__dict__` nobody asks for, cached_property
+    # included: CPython then writes them in half the time.
+    steps: int | None = None
+    _local_only = True
+    _remedy = "Elsewhere than under a plan a state belongs to one rank, and to one way of cutting its batches."
+
+    def __init__(self, schedule: Schedule, **conditions: Any) -> None:
+        self._schedule = schedule
+        self._conditions = conditions
+        self._over = False
+        self._begin()
+        schedule.latest = self
+
+    def _begin(self) -> None:
+        """Take the start that the schedule has now.
+
+        Raises:
+            StateMismatch: Only another rank, or a loader with other options, can go on from there.
+        """
+        self.start = start = self._schedule.start
+        self.local: dict[str, Any] = {}
+        self._beyond: set[int] = set()
+        if start.rank_local:
+            try:
+                self.local = dict(json.loads(start.rank_local))
+                for name, mine in self._conditions.items():
+                    if self.local[name] != mine:
+                        raise mismatch(name, self.local[name], mine, self._remedy)
+                self._beyond = {whole_number("beyond", number) for number in self.local.get("beyond", ())}
+                self._take()
+            except StateMismatch:
+                raise
+            except (KeyError, IndexError, TypeError, ValueError, RuntimeError, UnpicklingError, zlib.error) as error:
+                raise StateMismatch(f'state["rank_local"] was changed by hand, or damaged: {error!r}') from error
+        elif start.samples and self._local_only:
+            raise StateMismatch(
+                'state["rank_local"] is empty: it was changed by hand, or saved by another kind of loader.'
+            )
+        self._facts = self._schedule.facts()  # now: the process group may be gone when a state is asked for
+        self._base: State | None = None
+        self._count = 0  # batches delivered since
+        # Tasks done without a gap, counted from the start, and those done beyond one.
+        self._done = 0
+        self._skipped = sorted(self._beyond)
+        self._samples = start.samples
+
+    def _take(self) -> None:
+        """Take what the state holds for this kind of pass."""
+
+    def _at_start(self) -> State:
+        """Return the state at the start; not worked out before, since describing an order may take long."""
+        if self._base is None:
+            self._base = self._schedule.state_at(self.start, self._facts)
+        return self._base
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the pass goes on in the middle of an epoch."""
+        return bool(self.start.samples or self.local)
+
+    def _moves(self) -> bool:
+        """Go over to the epoch that was set since `iter()`, as Lightning does; tell whether one was.
+
+        A state that was loaded since is for the next pass: it may have another seed.
+        """
+        schedule = self._schedule
+        if self.start is schedule.start or not schedule.start.chosen or self._facts != schedule.facts():
+            return False
+        self._begin()
+        schedule.latest = self
+        return True
+
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
+        """Count a batch and its samples; advance the epoch with the last: who stops there has finished it."""
+        self._count = nth
+        if number == self._done and not (self._beyond or self._skipped):
+            self._samples += samples
+            self._done = number + 1
+        else:
+            self._deliver_beside_a_gap(number, samples)
+        if self.steps is None:
+            self.steps = self._count_steps()
+        if self._done == self.steps:
+            self._schedule.finish(self.start)
+
+    def _count_steps(self) -> int:
+        """Return how many tasks the pass has, at its first batch."""
+        return -1
+
+    def _deliver_beside_a_gap(self, number: int, samples: int) -> None:
+        for skipped in self._skipped:  # those count that were done beyond a gap before the start
+            number += skipped <= number
+        if number >= self._done and number not in self._beyond:  # else it comes again, after an interrupt
+            self._samples += samples
+            self._beyond.add(number)
+        while self._done in self._beyond:
+            self._done += 1
+            self._beyond.remove(self._done - 1)
+
+    def ended(self, finished: bool) -> None:
+        """Advance the epoch."""
+        if finished:
+            self._over = True
+            self._schedule.finish(self.start)
+
+    def state(self) -> State:
+        """Return the place after the last batch that was delivered."""
+        if self._over:
+            return self._at(1, 0)
+        return self._reached() if self._count else self._at_start()
+
+    @abstractmethod
+    def _reached(self) -> State:
+        """Return the place in the middle of the epoch."""
+
+    def _at(self, epochs: int, samples: int, **local: Any) -> State:
+        rank_local = json.dumps(self._conditions | local) if local else ""
+        return replace(self._at_start(), epoch=self.start.epoch + epochs, samples=samples, rank_local=rank_local)
+
+
+def packed(value: Any, owner: Any = None) -> str:
+    """Return a value as text that `unpacked` reads back.
+
+    Args:
+        value: Tensors, numbers, text and containers of such.
+        owner: The user's object that it is the state of, if so: then it is read back at once, to see whether it can be.
+
+    Raises:
+        TypeError: The user's object has a state that holds other things.
+    """
+    try:
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        text = base64.b85encode(zlib.compress(buffer.getvalue(), 1)).decode()
+        if owner is not None:
+            unpacked(text)
+    except Exception as error:
+        raise TypeError(
+            f"{type(owner).__qualname__}.state_dict() returned what torch.load(weights_only=True) does not read back. "
+            "Keep to tensors, numbers, strings, lists, tuples and dictionaries."
+        ) from error
+    return text
+
+
+def unpacked(text: str) -> Any:
+    """Return the value."""
+    return torch.load(io.BytesIO(zlib.decompress(base64.b85decode(text))), weights_only=True)

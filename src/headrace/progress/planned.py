@@ -1,0 +1,56 @@
+"""Passes over a plan."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from headrace.plan import Plan
+from headrace.plan.state import State
+from headrace.progress.base import Pass
+from headrace.progress.schedule import Schedule
+from headrace.types import PlanTask, Task
+
+
+class PlanPass(Pass):
+    """A pass over a plan.
+
+    Args:
+        schedule: Whose epoch is read.
+        plan: What is read.
+        in_order: Whether batches come in the order of their steps; else a state belongs to this rank alone.
+    """
+
+    steps: int
+    _local_only = False
+    _remedy = "Where batches came in any order a state belongs to one rank; with in_order=True it does not."
+
+    def __init__(self, schedule: Schedule, plan: Plan, in_order: bool) -> None:
+        self._plan, self._in_order = plan, in_order
+        super().__init__(schedule, rank=plan.world.rank, world_size=plan.world.size, batch_size=plan.batch_size)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.steps = self._plan.steps(self.start.samples)
+
+    def tasks(self, first: int = 0) -> Iterator[Task]:
+        """Yield the plan's tasks for the rest of the epoch, from the `first` of them on."""
+        epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._skipped)
+        left = islice((step for step in range(self.steps) if step not in done), first, None)
+        return (PlanTask(epoch, step, cursor) for step in (left if done else range(first, self.steps)))
+
+    def revised(self) -> Iterator[Task] | None:
+        """Return other tasks if the epoch was set between `iter()` and the first batch."""
+        return self.tasks() if self._moves() else None
+
+    def ended(self, finished: bool) -> None:
+        """Advance the epoch, or note that it was broken off."""
+        super().ended(finished)
+        if not finished and self._count:
+            self._schedule.abandon(self.start, f"{self._count} of {self.steps} batches")
+
+    def _reached(self) -> State:
+        cursor = self._plan.cursor_after(self._done - 1, self.start.samples) if self._done else self.start.samples
+        if cursor == self._plan.samples:
+            return self._at(1, 0)
+        if self._in_order and not self._beyond:
+            return self._at(0, cursor)
+        return self._at(0, cursor, beyond=sorted(step - self._done for step in self._beyond))

@@ -1,0 +1,172 @@
+"""Passes over an iterable dataset."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from headrace.datasets.deferred import Deferred
+from headrace.errors import whole_number
+from headrace.plan.state import State
+from headrace.progress.base import Pass, packed, unpacked
+from headrace.progress.schedule import HasState, Schedule
+from headrace.system.interrupts import InterruptsHeld
+from headrace.types import StreamPlace, StreamStart, StreamTask, Task
+from headrace.worker.streams import has_state, state_between
+
+
+class StreamPass(Pass):
+    """A pass over an iterable dataset, of which each worker reads a copy.
+
+    Its state belongs to this rank and as many workers. A dataset that has `state_dict` and `load_state_dict`, or whose
+    iterator has, is asked for its state after each batch; any other is read again from its beginning, and what was
+    delivered is thrown away. Between two passes a state holds the dataset's own where the next pass would begin with
+    that: where the rank's own process reads the dataset, or workers persist.
+
+    Args:
+        schedule: Whose epoch is read.
+        workers: How many copies there are; 0 where the rank's own process reads the dataset.
+        batches: What the loader samples from: items, or lists of as many as a batch has samples.
+        before: Of workers that persist the pass before.
+        persistent: Whether workers outlive the pass.
+
+    Attributes:
+        stream: The number of the pass, which keys what it draws where there is no seed.
+        starts: Where each worker begins.
+        first_worker: Whose turn it is.
+        base_seed: Torch's seed of the workers, if they have one.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        workers: int,
+        batches: Iterable[Any],
+        persistent: bool = False,
+        before: HasState | None = None,
+    ) -> None:
+        self._workers, self._batches, self._persistent = workers, batches, persistent
+        self._found = before._ends if isinstance(before, StreamPass) and before._over else {}
+        self.base_seed: int | None = None
+        world, share = schedule.world(), schedule.dealing()
+        super().__init__(
+            schedule,
+            rank=world.rank,
+            world_size=world.size,
+            batch_size=schedule.batch_size,
+            num_workers=workers,
+            split="in runs" if share is not None and share.run > 1 else share is not None,
+        )
+
+    def _begin(self) -> None:
+        self.starts = [StreamStart()] * max(self._workers, 1)
+        self.first_worker = 0
+        self._saved_stream = 0
+        super()._begin()
+        if not self._workers:
+            self._found = self._held_here()
+        self._ends: dict[int, Any] = {}
+        self._reached_by = list(self.starts)
+        self._next = self.first_worker
+        self._last = -1
+
+    def _take(self) -> None:
+        self.starts = [_start(*saved) for saved in self.local["starts"]]
+        last = len(self.starts) - 1
+        self.first_worker = whole_number("next_worker", self.local["next_worker"], high=last)
+        if not self.start.samples:  # between two passes
+            return
+        self._saved_stream = whole_number("stream", self.local["stream"], low=1)
+        if not self._schedule.keys_stream():
+            self.base_seed = whole_number("base_seed", self.local["base_seed"])
+
+    def tasks(self) -> Iterator[Task]:
+        """Begin a stream and return its tasks, without end."""
+        set_epoch = getattr(self._schedule.dataset, "set_epoch", None)
+        if self._workers and self._schedule.keys_stream() and callable(set_epoch):
+            # Workers do that, too, at once: an epoch in memory that they share must be right before.
+            set_epoch(self.start.epoch)
+        self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
+        return map(partial(StreamTask, self.stream, self.start.epoch), iter(self._batches))
+
+    def revised(self) -> Iterator[Task] | None:
+        """Return other tasks if the epoch was set between `iter()` and the first batch and makes another stream.
+
+        One that is neither keyed by the epoch nor gone on with is read already, and has no other beginning.
+        """
+        another = self.resumed or self._schedule.keys_stream()
+        return self.tasks() if self._moves() and another else None
+
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
+        """Count a batch of a worker's, once."""
+        if number == self._last:  # it comes again, after an interrupt
+            return
+        with InterruptsHeld():
+            self._last = number
+            self._count = nth
+            self._samples += samples
+            before = self._reached_by[worker]
+            place = resume or StreamPlace(checksum=before.place.checksum)
+            self._reached_by[worker] = StreamStart(before.batches + 1, before.read + samples, place)
+            self._next = worker + 1
+
+    def exhausted(self, worker: int, of_dataset: Any) -> None:
+        """Keep the state that a copy of the dataset has at its end: the next pass begins with that."""
+        if of_dataset is not None:
+            self._ends[worker] = of_dataset
+
+    def ended(self, finished: bool) -> None:
+        """Advance the epoch, or, where its randomness is keyed by it, note that it was broken off."""
+        super().ended(finished)
+        if not finished and self._count and self._schedule.keys_stream():
+            self._schedule.abandon(self.start, f"{self._count} batches")
+
+    def state(self) -> State:
+        """Return the place after the last batch that was delivered."""
+        if self._over:
+            ends = self._ends if self._workers else self._held_here()
+            return self._between(1, ends if self._persistent or not self._workers else {})
+        if not (self._count or self.start.rank_local):
+            return self._between(0, self._found)
+        return super().state()
+
+    def _between(self, epochs: int, held: Mapping[int, Any]) -> State:
+        """Return a state in front of an epoch, with the states that copies of the dataset have then, by worker."""
+        if not held:
+            return self._at(epochs, 0)
+        starts = [StreamStart(place=StreamPlace(held.get(worker))) for worker in range(max(self._workers, 1))]
+        return self._at(epochs, 0, starts=self._saved(starts), next_worker=0)
+
+    def _reached(self) -> State:
+        return self._at(
+            0,
+            self._samples,
+            starts=self._saved(self._reached_by),
+            next_worker=self._next % len(self._reached_by),
+            stream=self.stream,
+            base_seed=self.base_seed,
+        )
+
+    def _saved(self, starts: Iterable[StreamStart]) -> list[Any]:
+        dataset = self._schedule.dataset
+        return [
+            (batches, read, *("" if own is None else packed(own, dataset) for own in place[:2]), place.checksum)
+            for batches, read, place in starts
+        ]
+
+    def _held_here(self) -> dict[int, Any]:
+        """Return the state that the rank's own copy of the dataset has now; nothing where it keeps none."""
+        dataset = self._schedule.dataset
+        dataset = dataset.built_here if isinstance(dataset, Deferred) else dataset
+        keeps_state = has_state(dataset) and not self._schedule.splits_stream()
+        state = state_between(dataset) if keeps_state else None
+        return {} if state is None else {0: state}
+
+
+def _start(batches: Any, read: Any, of_dataset: str, of_iterator: str = "", checksum: Any = None) -> StreamStart:
+    """Read what `_saved` wrote of a worker; older releases wrote the first three alone."""
+    place = StreamPlace(
+        unpacked(of_dataset) if of_dataset else None,
+        unpacked(of_iterator) if of_iterator else None,
+        None if checksum is None else whole_number("checksum", checksum),
+    )
+    return StreamStart(whole_number("batches", batches), whole_number("read", read), place)

@@ -1,0 +1,172 @@
+"""One worker's pass over its copy of an iterable dataset: its beginning, its place, and its batches."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from headrace.memory.checksum import checksum
+from headrace.randomness import COLLATION, Drawing, Keys, here
+from headrace.types import StreamPlace, StreamStart
+from headrace.worker.sharing import StreamShare
+
+REREAD_DIFFERS = (
+    "the iterable dataset was read again up to the place in the loaded state, and yielded other data than were "
+    "delivered before that was saved: from here on samples may come twice or never. Something in it draws from what no "
+    "seed of the loader's decides, such as a shuffle that seeds itself from the time. Give that a fixed seed, or give "
+    "the dataset state_dict and load_state_dict."
+)
+"""The warning where a stream that is read again differs from what was delivered."""
+
+
+class StreamEnd(NamedTuple):
+    """What a task on an iterable dataset yields when the worker's copy is at its end.
+
+    Attributes:
+        of_dataset: The dataset's own state then; None if it keeps none.
+    """
+
+    of_dataset: Any = None
+
+
+class Portion(NamedTuple):
+    """A batch of an iterable dataset, and what only its worker knows.
+
+    Attributes:
+        samples: How many it holds.
+        batch: The batch.
+        place: The place after it.
+    """
+
+    samples: int
+    batch: Any
+    place: StreamPlace
+
+
+class Stream:
+    """A pass over an iterable dataset.
+
+    Args:
+        dataset: The worker's copy.
+        share: Splits it over the ranks; None where it is not split.
+        keys: What `headrace.rng()` is keyed by in it: a seed and the worker.
+        start: Where it begins.
+
+    Attributes:
+        again: How many batches are still to be read that were delivered before.
+    """
+
+    def __init__(self, dataset: Any, share: StreamShare | None, keys: tuple[int, int], start: StreamStart) -> None:
+        self._dataset = dataset
+        self._keys = keys
+        place = start.place
+        stateful = place.of_dataset is not None or place.of_iterator is not None
+        between = stateful and not start.batches
+        self._fallbacks = _other_beginnings(dataset, _states_before(dataset)) if between else iter(())
+        self._share = share
+        self._read = start.read if stateful else 0
+        self.again = 0 if stateful else start.batches
+        self._expected = None if stateful else place.checksum
+        self._begin(_restored(dataset, start))
+
+    def _begin(self, samples: Iterator[Any]) -> None:
+        dataset, share = self._dataset, self._share
+        # Dealt streams are read again: what lies between a rank's samples is in no state.
+        self._of_dataset = dataset if share is None and samples is not dataset and has_state(dataset) else None
+        self._of_iterator = samples if share is None and has_state(samples) else None
+        self._checksum = 0 if self._of_dataset is self._of_iterator is None else None
+        self._samples = samples if share is None else share.of(samples)
+
+    def end(self) -> StreamEnd:
+        """Yield nothing more."""
+        self._samples = iter(())
+        return StreamEnd(_state_of(self._dataset) if has_state(self._dataset) else None)
+
+    def next(self, wanted: int, drop_last: bool, merge: Callable[[list[Any]], Any]) -> Portion | StreamEnd:
+        """Return the next batch.
+
+        Args:
+            wanted: Of how many samples.
+            drop_last: Whether fewer are none.
+            merge: Makes the batch of the samples.
+        """
+        here.drawing = Drawing(Keys(*self._keys, [self._read]), COLLATION)
+        before, self._read = self._read, self._read + wanted  # the rank counts so many samples where this raises
+        data: list[Any] = []
+        ended: StreamEnd | None = None
+        while len(data) < wanted and ended is None:
+            try:  # no `for`, which calls `iter` on it again: some iterators then begin at the beginning
+                data.append(next(self._samples))
+            except StopIteration:
+                other = None if before or data else next(self._fallbacks, None)
+                if other is None:
+                    ended = self.end()  # an iterator that has ended is not asked again
+                else:
+                    self._begin(other)
+        if ended is not None and (not data or drop_last):
+            return ended
+        batch = merge(data)
+        self._read = before + len(data)
+        if self._checksum is None:
+            return Portion(len(data), batch, StreamPlace(_state_of(self._of_dataset), _state_of(self._of_iterator)))
+        self._checksum = checksum(batch, self._checksum)
+        return Portion(len(data), batch, StreamPlace(checksum=self._checksum))
+
+    def reread_differs(self) -> bool:
+        """Tell, once, whether what was read again is not what was delivered before."""
+        expected, self._expected = self._expected, None
+        return expected is not None and expected != self._checksum
+
+
+def _restored(dataset: Any, start: StreamStart) -> Iterator[Any]:
+    """Return a dataset's iterator, both with the states that they had at the start.
+
+    The dataset gets its own before it is asked for the iterator, which may be made from it. The iterator gets its own
+    afterwards: a dataset that is its own iterator mostly resets itself in `__iter__`.
+    """
+    place = start.place
+    if place.of_dataset is not None:
+        try:
+            dataset.load_state_dict(place.of_dataset)
+        except AttributeError:  # of something that its `__iter__` creates
+            iter(dataset)
+            dataset.load_state_dict(place.of_dataset)
+    samples: Any = iter(dataset)
+    if place.of_iterator is not None:
+        samples.load_state_dict(place.of_iterator)
+    elif samples is dataset and start.batches and place.of_dataset is not None:  # in states of older releases
+        samples.load_state_dict(place.of_dataset)
+    return samples  # type: ignore[no-any-return]
+
+
+def _other_beginnings(dataset: Any, before: list[Any]) -> Iterator[Iterator[Any]]:
+    """Yield further iterators for a pass that began with the state between two passes, and yielded nothing.
+
+    To some datasets the state at their end is a place in the pass that begins with it: its end. The pass after that
+    begins at the beginning; where it does not, the dataset gets back the state that it had before.
+    """
+    yield iter(dataset)
+    for state in before:
+        dataset.load_state_dict(state)
+        yield iter(dataset)
+
+
+def _states_before(dataset: Any) -> list[Any]:
+    """Return a copy of the state of a dataset that has perhaps not begun, which may be None; nothing if it has none."""
+    try:
+        return [_state_of(dataset)]
+    except Exception:  # noqa: BLE001 - the state may be of something that its `__iter__` creates
+        return []
+
+
+def state_between(dataset: Any) -> Any:
+    """Return a copy of the state of a dataset between two passes, or before the first; None if it has none then."""
+    return next(iter(_states_before(dataset)), None)
+
+
+def has_state(one: Any) -> bool:
+    """Tell whether an object keeps a state of its own, under the names that torch uses."""
+    return callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))
+
+
+def _state_of(stateful: Any) -> Any:
+    return None if stateful is None else copy.deepcopy(stateful.state_dict())

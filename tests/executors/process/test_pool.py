@@ -1,0 +1,266 @@
+"""What goes wrong with processes: each event ends in an error that says what happened, and leaves nothing behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from pickle import PicklingError
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from executors.contract_datasets import (
+    Blocked,
+    Deadly,
+    Fragile,
+    FragileOnes,
+    Large,
+    Secretive,
+    Squares,
+    Unpicklable,
+    refuse,
+)
+from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
+from headrace.executors.process import pool as process
+from waiting import LIMIT_S, wait_for_reapers
+
+RANK = """
+    import signal
+    import sys
+    from headrace import DataLoader
+    from executors.contract_datasets import Squares
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+    if __name__ == "__main__":
+        loader = DataLoader(Squares(), num_workers=2, multiprocessing_context=sys.argv[1], persistent_workers=True)
+        reader = iter(loader)
+        next(reader)
+        print(*(worker.pid for worker in reader._workers), flush=True)
+        {then}
+"""
+
+
+def start_rank(tmp_path: Path, then: str, start_method: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a process with a loader that has delivered one batch; return it and its workers."""
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK).format(then=then))
+    rank = subprocess.Popen(
+        [sys.executable, str(script), start_method],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
+    )
+    assert rank.stdout is not None
+    pids = rank.stdout.readline().split()
+    assert len(pids) == 2
+    workers = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):  # the rank may have ended, and its workers with it
+            workers.append(psutil.Process(int(pid)))
+    return rank, workers
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_workers_end_when_their_rank_is_killed(tmp_path: Path, start_method: str) -> None:
+    rank, workers = start_rank(tmp_path, "sys.stdin.read()", start_method)
+    with rank:
+        rank.kill()
+    _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("then", "signal_number"),
+    [
+        pytest.param("signal.pause()", signal.SIGINT, id="interrupted"),
+        pytest.param("pass", None, id="reader still open at exit"),
+        pytest.param("raise ValueError('user error')", None, id="exception"),
+        pytest.param("os._exit(0)", None, id="exit without cleaning up"),
+    ],
+)
+def test_a_rank_that_ends_takes_its_workers_along(tmp_path: Path, then: str, signal_number: int | None) -> None:
+    rank, workers = start_rank(tmp_path, f"import os; {then}", "fork")
+    with rank:
+        if signal_number is not None:
+            rank.send_signal(signal_number)
+        rank.wait(LIMIT_S)
+        assert rank.stderr is not None
+        complaints = rank.stderr.read()
+    _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+    assert not alive
+    assert complaints.count("Traceback") == (1 if "raise" in then or signal_number else 0), complaints
+
+
+def test_a_forked_copy_of_the_rank_does_not_keep_workers_alive(tmp_path: Path) -> None:
+    """A process that user code forks inherits every descriptor; the workers must not depend on it."""
+    fork = "import os; print(os.getpid(), flush=True) if os.fork() else (sys.stdout.close(), sys.stdin.read())"
+    rank, workers = start_rank(tmp_path, f"{fork}; sys.stdin.read()", "fork")
+    with rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        copies = set(psutil.Process(rank.pid).children()) - set(workers)
+        rank.kill()
+        try:
+            _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+            assert not alive
+        finally:
+            for copy in copies:
+                copy.kill()
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "cause"),
+    [(signal.SIGKILL, "is killed by signal: Killed"), (None, "exited unexpectedly with exit code 7")],
+)
+def test_where_torch_decides_a_dead_worker_is_an_error_that_says_why(signal_number: int | None, cause: str) -> None:
+    reader = iter(DataLoader(Deadly(signal_number), num_workers=2))
+    with pytest.raises(WorkerDied, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly") as caught:
+        list(reader)
+    assert isinstance(caught.value, RuntimeError)
+    assert cause in str(caught.value.__cause__)
+
+
+def test_batches_finished_before_a_death_are_delivered() -> None:
+    reader = iter(DataLoader(Deadly(signal.SIGKILL), num_workers=1, batch_size=3))
+    assert [next(reader)["square"][:, 1].tolist() for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    with pytest.raises(WorkerDied):
+        next(reader)
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
+def test_an_interruption_while_unpickling_loses_nothing(options: dict[str, Any]) -> None:
+    Fragile.interrupted = False
+    loader = DataLoader(FragileOnes(), batch_size=None, num_workers=1, seed=0, **options)
+    reader = iter(loader)
+    assert [next(reader).number for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyboardInterrupt):
+        next(reader)
+    assert loader.state_dict()["samples"] == 3
+    assert [one.number for one in reader] == list(range(3, 37))
+    assert [one.number for one in loader] == list(range(37))
+
+
+def test_persistent_workers_that_died_are_replaced_at_the_next_epoch() -> None:
+    loader = DataLoader(Deadly(signal.SIGKILL), num_workers=1, batch_size=3, persistent_workers=True)
+    with pytest.raises(WorkerDied):
+        list(loader)
+    assert next(iter(loader))["square"].shape == (3, 2)
+
+
+def test_a_death_is_noticed_where_children_are_ignored(tmp_path: Path) -> None:
+    """In a process of its own: nobody can wait for children then, multiprocessing included."""
+    script = tmp_path / "ignoring.py"
+    script.write_text(
+        "import signal\n"
+        "from headrace import DataLoader\n"
+        "from executors.contract_datasets import Deadly\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "list(DataLoader(Deadly(signal.SIGKILL), num_workers=2, seed=0))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert "WorkerDied: DataLoader worker" in done.stderr
+
+
+def test_an_exception_that_cannot_travel_keeps_its_reason() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)Caught RuntimeError in DataLoader worker.*Secret: the real reason"):
+        next(iter(DataLoader(Secretive(), num_workers=1, seed=0)))
+
+
+def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_ends_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "ending.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys
+        from multiprocessing import util
+        from pathlib import Path
+        from headrace import DataLoader
+        from executors.contract_datasets import Squares
+
+        def last_word(worker):
+            util.Finalize(None, Path(sys.argv[1], f"worker {worker}").touch, exitpriority=1)
+
+        list(DataLoader(Squares(), num_workers=3, worker_init_fn=last_word, multiprocessing_context="fork"))
+        """)
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    subprocess.run([sys.executable, str(script), str(tmp_path)], timeout=60, env=environment, check=True)
+    assert sorted(path.name for path in tmp_path.glob("worker *")) == ["worker 0", "worker 1", "worker 2"]
+
+
+def test_workers_end_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    reader = iter(DataLoader(Squares(), num_workers=2, seed=0))
+    workers = reader._workers
+    monkeypatch.setattr(process._thread, "start_new_thread", refused)
+    assert len(list(reader)) == 37
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_a_finished_pool_needs_no_garbage_collector() -> None:
+    gc.disable()
+    try:
+        reader = iter(DataLoader(Large(), num_workers=1, seed=0))
+        loans = weakref.ref(reader._pool._peers[0].loans)  # type: ignore[union-attr]
+        assert len(list(reader)) == 6
+        del reader
+        wait_for_reapers()
+        assert loans() is None or not len(loans())  # type: ignore[arg-type]
+    finally:
+        gc.enable()
+
+
+def test_timeout(tmp_path: Path) -> None:
+    loader = DataLoader(Blocked(tmp_path / "pipe"), num_workers=1, timeout=0.3, seed=0)
+    with pytest.raises(DeliveryTimeout, match=r"DataLoader timed out after 0\.3 seconds"):
+        next(iter(loader))
+    assert issubclass(DeliveryTimeout, RuntimeError)
+    assert issubclass(DeliveryTimeout, HeadraceError)
+
+
+def test_worker_init_fn_that_raises_shows_at_the_first_batch() -> None:
+    reader = iter(DataLoader(Squares(), num_workers=2, worker_init_fn=refuse, seed=0))
+    with pytest.raises(RuntimeError, match="worker 0 refuses"):
+        next(reader)
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_in_its_place() -> None:
+    reader = iter(DataLoader(Unpicklable(), num_workers=1, batch_size=None, seed=0))
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"Can't (get|pickle) local object") as caught:
+            next(reader)
+        assert any("the batch cannot be pickled: batch is a function (Unpicklable" in n for n in caught.value.__notes__)
+
+
+def test_a_dataset_that_cannot_be_pickled_names_the_way_out() -> None:
+    dataset = Squares()
+    dataset.transform = SimpleNamespace(steps=[refuse, lambda sample: sample])  # type: ignore[attr-defined]
+    with pytest.raises((AttributeError, PicklingError)) as caught:
+        iter(DataLoader(dataset, num_workers=2, multiprocessing_context="spawn", seed=0))
+    assert any("but dataset.transform.steps[1] is a function (" in note for note in caught.value.__notes__)
+    assert any("must be picklable" in note for note in caught.value.__notes__)
+
+
+def test_persistent_workers_are_the_same_processes_and_end_with_the_loader() -> None:
+    loader: DataLoader[Any] = DataLoader(Squares(), num_workers=2, persistent_workers=True, seed=0)
+    list(loader)
+    pids = [worker.pid for worker in loader._iterator._workers]
+    list(loader)
+    assert [worker.pid for worker in loader._iterator._workers] == pids
+    loader._iterator = None  # what Lightning does at its end
+    wait_for_reapers()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert len(list(loader)) == 37
