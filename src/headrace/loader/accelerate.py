@@ -10,15 +10,15 @@ it hands back. Therefore two of its public methods are wrapped, and tell the loa
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple
 
-from headrace.delivery.reader import Observer
 from headrace.errors import bad_value, whole_number
 from headrace.plan.plan import MAX_SEED
-from headrace.system.interrupts import Droppable, InterruptsHeld
+from headrace.progress.base import Observer
+from headrace.progress.source import Kind
 from headrace.worker.sharing import StreamShare
 
 
@@ -57,24 +57,16 @@ class AccelerateLink(Observer):
         self._steps, self._remainder = steps, remainder
         self._announced = False
 
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
         """Announce the loader at its first batch, and mark its last."""
-        self.announce()
-        if nth == self._steps():
-            self.last()
-
-    def announce(self) -> None:
-        """Let Accelerate know that the loader is being read."""
         loader = self._loader()
-        if loader is not None and not self._announced:
+        if loader is None:
+            return
+        if not self._announced:
             self._announced = True
             loader.end_of_dataloader, loader.remainder = False, self._remainder
             self._gradient_state._add_dataloader(loader)
-
-    def last(self) -> None:
-        """Mark the batch about to be delivered as the last."""
-        loader = self._loader()
-        if loader is not None:
+        if last or nth == self._steps():
             loader.end_of_dataloader = True
 
     def ended(self, finished: bool) -> None:
@@ -88,75 +80,6 @@ class AccelerateLink(Observer):
         """Put a batch on Accelerate's device, unless that is not wanted."""
         settings = self._settings
         return self._send(batch, self._device, settings.non_blocking) if settings.on_device else batch
-
-
-class Told(Observer):
-    """Keeps what a reader tells, for another to pass on."""
-
-    def __init__(self) -> None:
-        self.all: list[tuple[int, int, int, int, Any]] = []
-        self.ends: list[tuple[int, Any]] = []
-
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
-        """Keep it."""
-        self.all.append((nth, number, worker, samples, resume))
-
-    def exhausted(self, worker: int, of_dataset: Any) -> None:
-        """Keep it."""
-        self.ends.append((worker, of_dataset))
-
-
-class OneAhead(Droppable, Iterator[Any]):
-    """Holds one batch back, to know the last of a stream whose length nobody knows; and what is told of it.
-
-    It tells the link and the observers itself, since the reader is at its end a batch before the user is.
-
-    Args:
-        link: Accelerate's books.
-        observers: Told of a batch when the user gets it.
-
-    Attributes:
-        reader: Whose batches it hands out.
-        told: What the reader tells; an object of its own, lest the two hold each other.
-    """
-
-    reader: Iterator[Any]
-
-    def __init__(self, link: AccelerateLink, observers: Sequence[Observer]) -> None:
-        self._link, self._observers = link, observers
-        self._held: list[Any] = []
-        self.told = Told()
-
-    def __next__(self) -> Any:
-        last = False
-        while len(self._held) < 2 and not last:
-            try:
-                self._held.append(next(self.reader))
-            except StopIteration:
-                last = True
-        if not self._held:
-            self._end(finished=True)
-            raise StopIteration
-        self._link.announce()
-        if last:
-            self._link.last()
-        batch = self._held.pop(0)
-        told = self.told.all
-        while len(told) > len(self._held):  # of the batch, and of errors that were raised in others' places
-            for observer in self._observers:
-                observer.delivering(*told[0])
-            del told[0]
-        return batch
-
-    def _end(self, finished: bool) -> None:
-        for observer in (self._link, *self._observers):
-            for end in self.told.ends:
-                observer.exhausted(*end)
-            observer.ended(finished)
-
-    def _dropped(self) -> None:
-        with InterruptsHeld():
-            self._end(finished=False)
 
 
 class Skipped:
@@ -239,7 +162,7 @@ class Prepared:
     @property
     def _is_accelerate_prepared(self: Any) -> bool:
         """Accelerate asks this in `prepare`: a loader that splits the data by itself is handed back as it is."""
-        if self._user_order or (self._iterable and not self._schedule.splits_stream()):
+        if self._source.order is None and not (self._source.kind is Kind.STREAM and self._source.splits_stream()):
             return False
         if in_use() and wrap_accelerator():  # too late for the call that asks
             self._is_accelerate_prepared = True
@@ -253,12 +176,12 @@ class Prepared:
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self: Any, prepared: bool) -> None:
         self._accelerated = (self._accelerated or Settings()) if prepared else None
-        self._schedule.in_runs = prepared
+        self._source.in_runs = prepared
 
     @property
     def total_batch_size(self: Any) -> int:
         """Samples per step over all ranks, under the name that Accelerate uses."""
-        size: int = self._schedule.batch_size * self._schedule.world().size
+        size: int = self._source.batch_size * self._source.world().size
         return size
 
     @property
@@ -275,8 +198,8 @@ class Prepared:
         if not self._is_accelerate_prepared:
             self._warn_replaced()
             return
-        schedule, asked = self._schedule, accelerator.dataloader_config
-        size = schedule.world().size
+        source, asked = self._source, accelerator.dataloader_config
+        size = source.world().size
         parallel = accelerator.parallelism_config
         together = 1 if parallel is None else parallel.tp_size * parallel.cp_size
         if together > 1 and (self.distributed is None or self.distributed is True):
@@ -287,24 +210,24 @@ class Prepared:
             if not self.batch_size or self.batch_size % size:
                 allowed = f"a round multiple of the number of processes ({size}) with split_batches=True"
                 bad_value("batch_size", self.batch_size, allowed, "It is then that of all processes together.")
-            schedule.batch_size = self.batch_sampler.batch_size = self.batch_size // size
+            source.batch_size = self.batch_sampler.batch_size = self.batch_size // size
         if asked.dispatch_batches:
             warnings.warn(
                 "dispatch_batches=True is ignored: each process reads its own share of every batch, and none waits for "
                 "the first one to send it. Where only the first can reach the data, use torch's DataLoader.",
                 stacklevel=6,
             )
-        shuffles = getattr(schedule.order, "random", False)
+        shuffles = getattr(source.order, "random", False)
         if asked.use_seedable_sampler and asked.data_seed is not None and self.seed is None and shuffles:
-            schedule.default_seed = whole_number("data_seed", asked.data_seed, high=MAX_SEED)
-            schedule.parity = False
+            source.default_seed = whole_number("data_seed", asked.data_seed, high=MAX_SEED)
+            source.kind = Kind.PLAN
         tail = "drop" if self.drop_last else self.tail or "pad"
-        schedule.tail = "exact" if tail == "pad" and not asked.even_batches else tail
+        source.tail = "exact" if tail == "pad" and not asked.even_batches else tail
         if self.batch_sampler is not None:  # where `join_uneven_inputs` exchanges it for a time
-            self.batch_sampler.even_batches = schedule.tail != "exact"
-            schedule.batch_sampler = None if self._iterable else self.batch_sampler
+            self.batch_sampler.even_batches = source.tail != "exact"
+            source.batch_sampler = None if source.order is None else self.batch_sampler
         self.use_stateful_dataloader = bool(accelerator.use_stateful_dataloader)
-        if self.use_stateful_dataloader and size > 1 and (self._iterable or not self.in_order):
+        if self.use_stateful_dataloader and size > 1 and (source.order is None or not self.in_order):
             warnings.warn(
                 "save_state has all processes write one file, but the state of an iterable dataset, or with "
                 "in_order=False, belongs to one rank: it cannot be loaded. Save what loader.state_dict() returns in a "
@@ -320,10 +243,11 @@ class Prepared:
 
     def _warn_replaced(self: Any) -> None:
         """Warn about options that are lost, since Accelerate builds a loader of torch's from this one."""
-        plain = {"executor": None, "fetch_threads": 1} | ({"seed": None} if self._iterable else {})
+        streams = self._source.kind is Kind.STREAM
+        plain = {"executor": None, "fetch_threads": 1} | ({"seed": None} if streams else {})
         lost = [name for name, value in plain.items() if getattr(self, name) != value]
         if lost:
-            fix = "Pass distributed=True" if self._iterable else "Leave out the sampler or batch_sampler"
+            fix = "Pass distributed=True" if streams else "Leave out the sampler or batch_sampler"
             warnings.warn(
                 f"Accelerate puts a DataLoader of torch's in the place of this one, and {', '.join(lost)} is ignored. "
                 f"{fix} to let headrace split the data.",

@@ -86,30 +86,30 @@ def fact_of(loader: Any) -> Fact:
         Exception: Whatever the user's dataset raises when it is asked for its length.
         ValueError: The dataset is empty, or the order does not fit it.
     """
-    schedule = loader._schedule
+    schedule, source = loader._schedule, loader._source
     place = schedule.start
-    if schedule.planned() and schedule.latest is not None:  # who has begun has its seed: none is drawn
+    if source.planned() and schedule.latest is not None:  # who has begun has its seed: none is drawn
         place = schedule.latest.state()
-    fact: dict[str, object] = {"mode": schedule.mode, "epoch": place.epoch, "batch_size": loader.batch_size}
-    if loader._user_order:
+    fact: dict[str, object] = {"mode": source.mode, "epoch": place.epoch, "batch_size": loader.batch_size}
+    if source.sampler:
         deciding = loader.sampler if isinstance(loader.batch_sampler, BatchSampler | None) else loader.batch_sampler
-        fact |= {"order": schedule.sampler, "steps": _known_len(loader._index_sampler)}
+        fact |= {"order": source.sampler, "steps": _known_len(loader._index_sampler)}
         fact["epoch"] = getattr(deciding, "epoch", place.epoch)
         if isinstance(deciding, DistributedSampler):  # others may serve a rank's own part of the data
             fact["dataset_length"] = _known_len(loader.dataset)
         return fact
-    world = schedule.world()
-    whose = {"rank": world.rank, "world_size": world.size, "tail": schedule.current_tail()}
+    world = source.world()
+    whose = {"rank": world.rank, "world_size": world.size, "tail": source.current_tail()}
     # Where each rank reads everything, each may draw its own.
-    seed = schedule.seed if schedule.seed is not None or world.size == 1 else schedule.resolved_seed()
-    if loader._iterable:
-        length, split = _known_len(loader.dataset), schedule.splits_stream()
-        share = schedule.stream_share(length) if split and length is not None else length
-        size = schedule.batch_size
+    seed = source.seed if source.seed is not None or world.size == 1 else source.resolved_seed()
+    if source.order is None:
+        length, split = _known_len(loader.dataset), source.splits_stream()
+        share = source.stream_samples(length) if split and length is not None else length
+        size = source.batch_size
         steps = None if share is None else share // size if loader.drop_last else -(-share // size)
         fact["steps"] = steps
         return fact | whose | {"dataset_length": length, "seed": seed} if split else fact
-    shape = schedule.shape()
+    shape = source.shape()
     fact |= whose | {"dataset_length": shape.length, "seed": seed, "samples": place.samples, "steps": shape.steps()}
     return fact | {"order": shape.order.described}
 

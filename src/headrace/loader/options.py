@@ -19,8 +19,9 @@ from torch.utils.data import (
 from headrace.datasets.deferred import Deferred
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
-from headrace.plan import Order
+from headrace.plan import Order, Sequential, Shuffled, Subset
 from headrace.plan.plan import MAX_SEED
+from headrace.progress.source import Kind
 from headrace.system import world
 from headrace.types import ON_ERROR, TAILS, World
 from headrace.worker.sharing import own_splitter
@@ -55,6 +56,46 @@ def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
     if isinstance(executor, Executor):
         return executor
     return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
+
+
+def kind_of(loader: Any, sampled: bool, shuffle: bool) -> Kind:
+    """Decide who decides on a loader's samples.
+
+    Args:
+        loader: The loader.
+        sampled: Whether it was given a sampler or batch sampler.
+        shuffle: Whether it was told to shuffle.
+    """
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        return Kind.DATAPIPE
+    if sampled:
+        return Kind.SAMPLER
+    if is_iterable(loader.dataset):
+        return Kind.STREAM
+    plain = all(getattr(loader, name) is None for name in ("seed", "order", "distributed", "tail"))
+    plain = plain and loader.on_error == "raise" and executor_of(loader.executor, loader.num_workers).parity
+    return Kind.PARITY if plain and not (shuffle and order_of_dataset(loader.dataset)) else Kind.PLAN
+
+
+def order_of(loader: Any, shuffle: bool) -> Order:
+    """Return the order of a loader without a sampler: the user's, the dataset's own, or torch's.
+
+    Raises:
+        ValueError: The dataset's own order does not fit it.
+    """
+    order: Order | None = loader.order
+    if order is None and shuffle:
+        order = order_of_dataset(loader.dataset)
+        _check_order(order, loader.dataset)
+    if order is None:
+        return Shuffled() if shuffle else Sequential()
+    return order.shuffled() if shuffle and isinstance(order, Subset) else order
+
+
+def order_of_dataset(dataset: Any) -> Order | None:
+    """Return the order that a dataset brings as its attribute `order`; None if it brings none."""
+    order = getattr(dataset, "order", None)
+    return order if isinstance(order, Order) and not is_iterable(dataset) else None
 
 
 def check(loader: Any, own_sampler: bool) -> None:
@@ -202,7 +243,7 @@ def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
             "ask for it. Pass distributed=True, or leave tail out."
         )
     if loader.order is not None and shuffle is not None and not own_sampler:
-        random = bool(loader._schedule.order.random)
+        random = bool(loader._source.order.random)
         if random is not bool(shuffle):
             nature = "random by itself" if random else "in the same sequence every epoch"
             yield f"shuffle={shuffle!r} is ignored: order={loader.order!r} is {nature}. Leave one of the two out."
@@ -230,12 +271,12 @@ def _left_out(name: str, value: object) -> bool:
 
 def warn_of_ranks(loader: Any) -> None:
     """Warn, once of each, where ranks read otherwise than may be meant; asked when iteration begins."""
-    schedule, distributed = loader._schedule, loader.distributed
-    if schedule.world().size == 1 or distributed not in (None, True):
+    source, distributed = loader._source, loader.distributed
+    if source.world().size == 1 or distributed not in (None, True):
         return
-    if world.of_environment(distributed) and (schedule.planned() or schedule.splits_stream()):
-        rank, size = schedule.world().rank, schedule.world().size
-        schedule.warn_once(
+    if world.of_environment(distributed) and (source.planned() or source.splits_stream()):
+        rank, size = source.world().rank, source.world().size
+        source.warn_once(
             f"RANK={rank} and WORLD_SIZE={size} are set and no process group is initialised, so this process reads "
             f"share {rank} of {size} of every epoch, as a rank does. If it is no rank, but was started by one and "
             "inherited them, pass distributed=False to read everything.",
@@ -244,7 +285,7 @@ def warn_of_ranks(loader: Any) -> None:
         )
     text = _of_stream(loader) if is_iterable(loader.dataset) else _of_sampler(loader)
     if text:
-        schedule.warn_once(text, "unsplit", stacklevel=5)
+        source.warn_once(text, "unsplit", stacklevel=5)
 
 
 def _of_stream(loader: Any) -> str:

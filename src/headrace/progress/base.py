@@ -1,36 +1,67 @@
-"""What all passes have in common: counting, ending, and taking up a state."""
+"""A pass: one reader's way through an epoch. It gives the tasks, counts what is delivered, and knows its state."""
 
 import base64
 import io
 import json
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from headrace.delivery.reader import Observer
 from headrace.errors import StateMismatch, whole_number
 from headrace.plan.state import State, mismatch
 from headrace.progress.schedule import Schedule
+from headrace.types import Task
+
+
+class Observer:
+    """What a reader tells about its progress; the methods do nothing unless overridden."""
+
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
+        """A batch, or the error in its place, is about to be handed over. After an interrupt this is called again.
+
+        Args:
+            nth: How many batches of the pass are then delivered, from 1.
+            number: Which of the pass's tasks it was, from 0.
+            worker: The worker that computed it.
+            samples: How many samples it holds.
+            resume: The place after it in a worker's copy of an iterable dataset; None elsewhere, and after an error.
+            last: Whether the reader knows that nothing comes after it; it knows only where it stages ahead.
+        """
+
+    def exhausted(self, worker: int, of_dataset: Any) -> None:
+        """A worker's copy of an iterable dataset is at its end; `of_dataset` is its own state, None if it has none."""
+
+    def ended(self, finished: bool) -> None:
+        """The pass is over: everything was delivered, or the reader was dropped before."""
 
 
 class Pass(Observer, ABC):
-    """A pass: it counts what is delivered, advances the schedule at its end, and says where that leaves the loader.
+    """A pass: all that a reader needs to know of an epoch.
+
+    It counts what is delivered, advances the schedule at its end, and says where that leaves the loader.
 
     Args:
         schedule: Whose epoch is read.
         conditions: What another pass must have in common with this one to go on from its rank-local state.
 
     Attributes:
+        observers: Others that are told of the progress.
+        repeatable: Whether the tasks can be had again after an interrupt.
         steps: How many tasks it has, -1 if nobody knows; None before it was asked.
+        first_worker: The worker that gets the first task, where tasks go round the workers.
     """
 
     # What is counted for each batch are plain attributes of an object whose `__dict__` nobody asks for, cached_property
     # included: CPython then writes them in half the time.
     steps: int | None = None
+    observers: Sequence[Observer] = ()
+    repeatable: bool = False
+    first_worker: int = 0
     _local_only = True
     _remedy = "Elsewhere than under a plan a state belongs to one rank, and to one way of cutting its batches."
 
@@ -74,6 +105,30 @@ class Pass(Observer, ABC):
         self._skipped = sorted(self._beyond)
         self._samples = start.samples
 
+    @abstractmethod
+    def tasks(self, first: int = 0) -> Iterator[Task]:
+        """Return the tasks that are left of the epoch, in order.
+
+        Args:
+            first: Leave out those with smaller numbers; other than 0 only where the pass is `repeatable`.
+        """
+
+    def revised(self) -> Iterator[Task] | None:
+        """Return other tasks if the epoch was set between `iter()` and the first batch, and that changes them."""
+        return None
+
+    @abstractmethod
+    def size(self, task: Task) -> int:
+        """Count the samples of a task's batch, 0 if that is not known; a batch of an iterable dataset tells itself."""
+
+    @abstractmethod
+    def length(self) -> int:
+        """Count the batches of the whole epoch.
+
+        Raises:
+            TypeError: Nobody knows.
+        """
+
     def _take(self) -> None:
         """Take what the state holds for this kind of pass."""
 
@@ -100,7 +155,7 @@ class Pass(Observer, ABC):
         schedule.latest = self
         return True
 
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
         """Count a batch and its samples; advance the epoch with the last: who stops there has finished it."""
         self._count = nth
         if number == self._done and not (self._beyond or self._skipped):
@@ -146,6 +201,20 @@ class Pass(Observer, ABC):
     def _at(self, epochs: int, samples: int, **local: Any) -> State:
         rank_local = json.dumps(self._conditions | local) if local else ""
         return replace(self._at_start(), epoch=self.start.epoch + epochs, samples=samples, rank_local=rank_local)
+
+
+def count_samples(task: Task, batched: bool) -> int:
+    """Count the samples of a task without a plan; 0 where a sampler yields something that cannot be counted."""
+    if not batched:
+        return 1
+    if type(task) is range:
+        return len(task)
+    if type(task) is torch.Tensor:
+        return task.shape[0]
+    try:
+        return len(task[-1])  # type: ignore[arg-type]
+    except TypeError:
+        return 0
 
 
 def packed(value: Any, owner: Any = None) -> str:

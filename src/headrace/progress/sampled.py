@@ -10,7 +10,7 @@ import torch
 
 from headrace.errors import whole_number
 from headrace.plan.state import State, mismatch
-from headrace.progress.base import Pass, packed, unpacked
+from headrace.progress.base import Pass, count_samples, packed, unpacked
 from headrace.progress.schedule import Schedule
 from headrace.randomness import Generators, callers_generators_kept
 from headrace.types import Task
@@ -27,7 +27,8 @@ class SamplerPass(Pass):
         schedule: Whose epoch is read.
         samplers: What may have a state of its own, outermost first.
         generators: The user's own, which samplers draw from.
-        length: Counts the pass's batches; it may raise TypeError.
+        length: Counts the batches of an epoch; it may raise TypeError.
+        batched: Whether a task is a list of samples.
         torch_alone: Whether samplers draw from torch's generators alone.
 
     Attributes:
@@ -40,21 +41,23 @@ class SamplerPass(Pass):
         samplers: Sequence[Any],
         generators: Sequence[torch.Generator],
         length: Callable[[], int],
+        batched: bool,
         torch_alone: bool,
     ) -> None:
+        self._length, self._batched = length, batched
+        self._tasks: Iterator[Task] = iter(())
         self._packed = ""
         self._torch_alone = torch_alone
         self.behind = 0
         self._sampler_state: Any = None
-        world = schedule.world()
+        world = schedule.source.world()
         sizes = [one.batch_size for one in samplers if isinstance(getattr(one, "batch_size", None), int)]
-        batch_size = sizes[0] if sizes else schedule.batch_size
+        batch_size = sizes[0] if sizes else schedule.source.batch_size
         super().__init__(schedule, rank=world.rank, world_size=world.size, batch_size=batch_size)
         self._stateful = next((one for one in samplers if has_state(one)), None)
         self._epochs = next((one for one in samplers if _has_epoch(one)), None)
         self._epoch = getattr(self._epochs, "epoch", None)
         self._generators = generators
-        self._length = length
         self._drawn: dict[int, Any] = {}  # the sampler's state after each batch that is on its way
         self._began: tuple[Generators, list[torch.Tensor]]
 
@@ -86,24 +89,36 @@ class SamplerPass(Pass):
                 self._epochs.set_epoch(self._epoch)
             yield
 
-    def drawn(self, draw: Callable[[], Iterator[Task]]) -> Iterator[Task]:
-        """Return what `draw` returns, once the sampler has its state."""
+    def open(self, draw: Callable[[], Iterator[Task]]) -> None:
+        """Have the sampler begin, with the state that it is to have.
+
+        Args:
+            draw: Asks it for an iterator, and returns the tasks that it draws; not kept, since it may hold the loader.
+        """
         if self._stateful is not None and self._sampler_state is not None:
             self._stateful.load_state_dict(self._sampler_state)
-        return draw()
+        self._tasks = draw()
 
-    def rest(self, tasks: Iterator[Task]) -> Iterator[Task]:
-        """Yield the tasks that are left of the epoch's."""
-        done = frozenset(self._beyond)
+    def skip(self) -> None:
+        """Leave out the tasks that were delivered before."""
+        tasks, done = self._tasks, frozenset(self._beyond)
         for _ in range(0 if self._sampler_state is not None else self.behind):
             next(tasks, None)
         if self._stateful is not None:
             tasks = self._noted(tasks)
         if done:
             tasks = (task for number, task in enumerate(tasks) if number not in done)
-        if self.resumed:  # what a sampler draws at its first batch it draws here, from the generators as they were
+        if self.resumed:  # a sampler that draws at its first batch does so here, from the generators as they were
             tasks = chain(list(islice(tasks, 1)), tasks)
-        return tasks
+        self._tasks = tasks
+
+    def tasks(self, first: int = 0) -> Iterator[Task]:
+        """Return the tasks that are left of the epoch."""
+        return self._tasks
+
+    def size(self, task: Task) -> int:
+        """Count the samples of a task's batch."""
+        return count_samples(task, self._batched)
 
     def _noted(self, tasks: Iterator[Task]) -> Iterator[Task]:
         assert self._stateful is not None
@@ -121,10 +136,14 @@ class SamplerPass(Pass):
         if not self.resumed:
             self._moves()
 
+    def length(self) -> int:
+        """Count the batches of an epoch, as the sampler says."""
+        return self._length()
+
     def _count_steps(self) -> int:
         """Return how many batches are left of the epoch; asked when the sampler has begun, and may know."""
         try:
-            return self._length() - self.behind
+            return self.length() - self.behind
         except Exception:  # noqa: BLE001 - torch does not ask; the end shows when it comes
             return -1
 
