@@ -1,4 +1,4 @@
-"""Readers: the iterators a loader hands out. A bounded window of futures; taking from its left is the ordering."""
+"""Readers: the iterators that a loader returns. Futures wait in a bounded window, batches in a staging queue."""
 
 import warnings
 from collections import Counter, deque
@@ -27,15 +27,16 @@ class Delivery:
     """How batches reach the user.
 
     Attributes:
-        ahead: Tasks handed out before the first batch is asked for, and kept outstanding: prefetch × workers;
-            0 for inline work.
-        in_order: Whether batches come in the order of their tasks, or as they are done.
-        in_turn: Whether tasks go round the workers strictly, as torch deals them, or to the least loaded.
-        streams: Whether each worker reads a copy of its own, so that a task is for whoever has some of it left.
-        quick_tasks: Whether tasks come from our own code, at once, rather than from a sampler of the user's.
-        timeout_s: How long a batch may take, in seconds; 0 for ever.
-        transforms: What turns a worker's batch into the user's, applied in this order.
-        staged_ahead: How many batches are staged behind the one that is delivered.
+        ahead: Number of tasks that are submitted before the first batch is asked for, and kept outstanding:
+            prefetch_factor × workers; 0 for inline work.
+        in_order: Whether batches are delivered in the order of their tasks, or as they are completed.
+        in_turn: Whether tasks go to the workers round robin, as torch deals them, or to the least loaded worker.
+        streams: Whether each worker reads its own copy of an iterable dataset: a worker whose copy is at its end gets
+            no more tasks.
+        quick_tasks: Whether tasks come from the package's own code rather than from the user's sampler.
+        timeout_s: Time limit for a batch, in seconds; 0 for none.
+        transforms: Functions that turn a worker's batch into the user's, applied in this order.
+        staged_ahead: Number of batches that are staged in addition to the one that is delivered next.
     """
 
     ahead: int = 0
@@ -52,11 +53,11 @@ class Reader(Droppable, Iterator[Any]):
     """The iterator over one pass: it asks the workers for batches, stages them in order, and delivers them.
 
     Args:
-        pool: Running workers; the reader's reference keeps them alive.
+        pool: Running workers; they end when nothing refers to the pool.
         reading: The pass.
         delivery: How the batches reach the user.
-        meter: Where batches, samples and waiting are counted.
-        keep_pool: Whether the pool outlives the pass.
+        meter: Counts batches, samples and waiting.
+        keep_pool: Whether the pool stays open after the pass.
     """
 
     def __init__(self, pool: Pool, reading: Pass, delivery: Delivery, meter: Meter, keep_pool: bool = False) -> None:
@@ -69,12 +70,12 @@ class Reader(Droppable, Iterator[Any]):
         self.restart(reading)
 
     def restart(self, reading: Pass) -> None:
-        """Begin a pass with the same workers; what they still owe of the pass before is thrown away."""
+        """Begin a pass with the same workers; their unanswered tasks of the pass before are dropped."""
         self._end(finished=False)
         self._pass = reading
         self._size = reading.size
         self._observers = (reading, *reading.observers)
-        self._may_move = True  # until the first batch the epoch may be set
+        self._may_move = True  # before the first batch, `set_epoch` still changes what is read
         self._delivered = 0
         self._last_s = 0.0
         self._prefetch(reading.tasks())
@@ -86,11 +87,11 @@ class Reader(Droppable, Iterator[Any]):
         self._tasks = tasks
         self._task: Task | None = None
         self._window: deque[Future] = deque()
-        self._streams = set(range(self._pool.workers))  # the workers that have something left to give
+        self._streams = set(range(self._pool.workers))  # workers whose copy of an iterable dataset is not at its end
         self._turn = self._pass.first_worker
-        self._number = 0  # of the next task, handed out or computed here
+        self._number = 0  # of the next task that is submitted, or computed here
         self._filled = False
-        # Passes that begin one after another and read nothing must not pile up tasks.
+        # Passes that begin one after another without reading must not accumulate tasks.
         if self._pool.owed <= self._delivery.ahead:
             self._fill()
         self._pool.launch()
@@ -120,7 +121,7 @@ class Reader(Droppable, Iterator[Any]):
         try:
             staging, direct = self._staging, self._direct
             staged = staging.batches
-            if direct is not None and direct.remarks:  # a filter made the one before them an error
+            if direct is not None and direct.remarks:  # left over: a warnings filter made an earlier remark an error
                 self._heed(direct.remarks)
             while len(staged) <= staging.ahead and not staging.ended:
                 if direct is not None:
@@ -135,10 +136,10 @@ class Reader(Droppable, Iterator[Any]):
             self._last_s = now_s
 
     def _deliver(self, staged: deque[Staged]) -> Any:
-        """Hand over the first batch that is staged, and count it; or raise the error in its place."""
+        """Return the first staged batch and count it, or raise the error in its place."""
         number, worker, samples, batch, resume, received_bytes, error = staged[0]
         nth, last = self._delivered + 1, self._staging.ended and len(staged) == 1
-        for observer in self._observers:  # what `_tell_observers` does, without the call
+        for observer in self._observers:  # inlined `_tell_observers`
             observer.delivering(nth, number, worker, samples, resume, last)
         self._delivered = nth
         if error is not None:
@@ -155,7 +156,7 @@ class Reader(Droppable, Iterator[Any]):
         return batch
 
     def _compute(self, direct: Worker) -> None:
-        """Compute the next batch in the caller's thread and stage it, with as little around it as possible."""
+        """Compute the next batch in the caller's thread and stage it. Every microsecond counts here."""
         staged = self._staging.batches
         try:
             for task in self._tasks:  # faster than next()
@@ -168,7 +169,7 @@ class Reader(Droppable, Iterator[Any]):
                 except BaseException as error:
                     if isinstance(error, KeyboardInterrupt) and self._pass.repeatable:
                         raise
-                    self._number = number + 1  # torch, too, goes on after it
+                    self._number = number + 1  # the next task follows, as in torch
                     raises = self._replace_by(error, number, 0, self._size(task))
                     self._heed(direct.remarks)
                     if raises:
@@ -183,7 +184,7 @@ class Reader(Droppable, Iterator[Any]):
                 break
             else:
                 self._staging.ended = True
-        except KeyboardInterrupt:  # it may have ended the iterator of tasks, or a task's computation
+        except KeyboardInterrupt:  # it may have ended the iterator of tasks, or interrupted a task
             if self._pass.repeatable:
                 self._number = max(self._number, staged[-1][0] + 1 if staged else 0)
                 self._tasks = self._pass.tasks(self._number)
@@ -192,7 +193,7 @@ class Reader(Droppable, Iterator[Any]):
             self._heed(direct.remarks)
 
     def _await(self) -> None:
-        """Wait for the next batch from the workers and stage it. Until it is staged it stays in the window."""
+        """Wait for the next batch from the workers and stage it. Its future stays in the window until then."""
         if not self._filled:
             self._fill()
         if not self._window:
@@ -220,7 +221,7 @@ class Reader(Droppable, Iterator[Any]):
             number, worker = future.number, future.worker
             try:
                 self._submit_next(future, (number, worker, samples, batch, resume, future.size_bytes, None))
-            except Exception as error:  # the user's sampler raised: with torch, too, its error takes this batch's place
+            except Exception as error:  # from the user's sampler: as in torch, it takes this batch's place
                 self._window.remove(future)
                 if self._replace_by(error, number, worker, future.samples):
                     raise
@@ -232,7 +233,7 @@ class Reader(Droppable, Iterator[Any]):
             self._submit_next()
 
     def _replace_by(self, error: BaseException, number: int, worker: int, samples: int) -> bool:
-        """Put an error into the place of a batch; return whether it is to be raised now, since nothing comes before."""
+        """Put an error into the place of a batch; return whether to raise it now: no staged batch comes before it."""
         staged = self._staging.batches
         if staged and isinstance(error, Exception):
             staged.append((number, worker, samples, None, None, 0, error))
@@ -241,7 +242,7 @@ class Reader(Droppable, Iterator[Any]):
         return True
 
     def _transformed(self, outcome: Any, samples: int) -> tuple[int, Any, Any]:
-        """Return how many samples a batch holds, the batch as the user gets it, and its dataset's state if any."""
+        """Return the number of samples, the batch as the user gets it, and the place in the stream, if it has one."""
         resume = None
         if type(outcome) is Portion:
             samples, outcome, resume = outcome
@@ -250,7 +251,7 @@ class Reader(Droppable, Iterator[Any]):
         return samples, outcome, resume
 
     def _heed(self, remarks: list[Remark]) -> None:
-        """Pass on what a worker has to say, each remark once. If a filter makes one an error, the batch comes next."""
+        """Issue each remark of a worker once. If a warnings filter makes one an error, the batch comes next."""
         while remarks:
             remark = remarks.pop(0)
             if isinstance(remark, str):
@@ -268,12 +269,12 @@ class Reader(Droppable, Iterator[Any]):
         """Ask for the next batch, unless there is none or no worker that could compute it.
 
         Args:
-            done: Leaves the window afterwards, with no interrupt between.
-            staged: Its batch, which is staged then.
+            done: A future that then leaves the window; no interrupt comes between.
+            staged: Its batch, which is staged at the same time.
         """
         delivery = self._delivery
-        # An interrupt would end a generator for good. What the user's sampler does may be interrupted all the same; a
-        # task that it gave must not be lost by that.
+        # An interrupt ends a generator for good. The user's sampler may be interrupted all the same, but a task that it
+        # has yielded must not be lost.
         if not delivery.quick_tasks:
             self._draw()
         with InterruptsHeld():
@@ -305,7 +306,7 @@ class Reader(Droppable, Iterator[Any]):
         self._window.append(future)
 
     def _least_loaded(self) -> int:
-        """Return the worker that has least to do of those whose streams have not ended; of several the next in turn."""
+        """Return the worker with the fewest open tasks whose stream has not ended; among equals, the next in turn."""
         owing = Counter(future.worker for future in self._window if not future.done())
         first, workers = self._turn, cast(Pool, self._pool).workers
         worker = min(self._streams, key=lambda one: (owing[one], (one - first) % workers))
@@ -317,7 +318,7 @@ class Reader(Droppable, Iterator[Any]):
             self._task = next(self._tasks, None)
 
     def _next_done(self) -> Future:
-        """Wait for the next batch in the order agreed."""
+        """Wait until the next future to be delivered is done, and return it."""
         assert self._pool is not None
         candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
         if not self._pool.wait(candidates, self._delivery.timeout_s or None):
@@ -325,7 +326,7 @@ class Reader(Droppable, Iterator[Any]):
         return next(filter(Future.done, candidates))
 
     def _tell_observers(self, number: int, worker: int, samples: int) -> None:
-        """Tell of an error that the user is about to get in the place of a batch."""
+        """Tell the observers of an error that is about to be raised in the place of a batch."""
         nth = self._delivered + 1
         for observer in self._observers:
             observer.delivering(nth, number, worker, samples, None, False)
@@ -351,12 +352,12 @@ class Reader(Droppable, Iterator[Any]):
 
     @property
     def broken(self) -> bool:
-        """Whether its workers can no longer do all their work."""
+        """Whether its pool is closed or has lost a worker for good."""
         return self._pool is None or self._pool.broken
 
     @property
     def base_seed(self) -> int:
-        """What its workers' torch seeds count from."""
+        """The base seed of its workers: torch's seed of worker i is base_seed + i."""
         assert self._pool is not None
         return self._pool.work.base_seed
 

@@ -1,10 +1,10 @@
-"""Hugging Face Accelerate's bookkeeping, kept by a loader that Accelerate hands back as it is.
+"""Hugging Face Accelerate: a loader that splits the data itself does the work of Accelerate's own wrapper.
 
-Accelerate asks each loader whether it is prepared already (`_is_accelerate_prepared`). One that splits the
-data itself says yes, and then owes what Accelerate's own wrapper would do: announce itself while it is
-iterated, mark the last batch, say how many samples of that are no pads, put batches on the device, and heed
-the `DataLoaderConfiguration`. That is kept by the `Accelerator` alone, which does not show itself to a loader
-it hands back. Therefore two of its public methods are wrapped, and tell the loader first.
+Accelerate asks each loader whether it is prepared already (`_is_accelerate_prepared`). A loader that splits the data by
+itself answers yes, and `prepare` returns it unchanged. The loader must then do what Accelerate's wrapper does:
+register while it is iterated, mark the last batch, count the samples of that batch that are no pads, put batches on the
+device, and follow the `DataLoaderConfiguration`. Only the `Accelerator` has that configuration, and it does not pass
+itself to a loader that it returns unchanged. Therefore two of its methods are wrapped: they tell the loader first.
 """
 
 import sys
@@ -23,12 +23,12 @@ from headrace.worker.sharing import StreamShare
 
 
 class Settings(NamedTuple):
-    """What each pass of a loader needs of the `Accelerator` that has prepared it.
+    """The settings of the `Accelerator` that prepared a loader, as each pass needs them.
 
     Attributes:
         on_device: Whether batches are put on Accelerate's device.
         non_blocking: Whether that need not wait for the copy.
-        rng_types: The generators to give rank 0's state at the beginning of each pass.
+        rng_types: The generators that take rank 0's state at the beginning of each pass.
     """
 
     on_device: bool = True
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 
 class AccelerateLink(Observer):
-    """Ties one pass of a loader to the Accelerate state of this process.
+    """Reports one pass of a loader to the Accelerate state of this process.
 
     Args:
         loader: Gets the attributes `end_of_dataloader` and `remainder`, which Accelerate reads.
@@ -53,12 +53,12 @@ class AccelerateLink(Observer):
         self._device = accelerate.PartialState().device
         self._send = accelerate.utils.send_to_device
         self._settings = settings
-        self._loader = weakref.ref(loader)  # the loader may hold the reader that holds this
+        self._loader = weakref.ref(loader)  # the loader may refer to the reader, which refers to this
         self._steps, self._remainder = steps, remainder
         self._announced = False
 
     def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
-        """Announce the loader at its first batch, and mark its last."""
+        """Register the loader at its first batch, and mark its last."""
         loader = self._loader()
         if loader is None:
             return
@@ -70,24 +70,24 @@ class AccelerateLink(Observer):
             loader.end_of_dataloader = True
 
     def ended(self, finished: bool) -> None:
-        """Withdraw the loader; Accelerate forgets by itself one that is gone."""
+        """Remove the loader from the register; Accelerate itself drops a loader that is deleted."""
         loader = self._loader()
         if loader is not None and self._announced:
             self._announced = False
             self._gradient_state._remove_dataloader(loader)
 
     def to_device(self, batch: Any) -> Any:
-        """Put a batch on Accelerate's device, unless that is not wanted."""
+        """Put a batch on Accelerate's device, unless placement is turned off."""
         settings = self._settings
         return self._send(batch, self._device, settings.non_blocking) if settings.on_device else batch
 
 
 class Skipped:
-    """A loader's epoch without its first batches: what `Accelerator.skip_first_batches` makes of a loader.
+    """A loader's epoch without its first batches, as `Accelerator.skip_first_batches` returns it.
 
     Args:
         loader: The loader, whose attributes are also this one's.
-        batches: How many of this rank's batches are left out.
+        batches: The number of this rank's batches to leave out.
     """
 
     def __init__(self, loader: Any, batches: int) -> None:
@@ -107,9 +107,9 @@ class Skipped:
 
 
 def wrap_accelerator() -> bool:
-    """Wrap the methods of `Accelerator` that take a loader, if Accelerate is imported; tell whether they were not yet.
+    """Wrap the methods of `Accelerator` that take a loader, if Accelerate is imported; return whether this call did.
 
-    `prepare_data_loader` then tells the loader first, and `skip_first_batches` leaves the skipping to it.
+    `prepare_data_loader` then tells the loader first, and `skip_first_batches` lets the loader skip.
     """
     kind = getattr(sys.modules.get("accelerate"), "Accelerator", None)
     if kind is None or hasattr(kind.prepare_data_loader, "tells_headrace"):
@@ -136,13 +136,13 @@ def wrap_accelerator() -> bool:
 
 
 def in_use() -> bool:
-    """Tell whether this process has an Accelerate state; without one nobody keeps its books."""
+    """Tell whether this process has an Accelerate state."""
     accelerate = sys.modules.get("accelerate")
     return accelerate is not None and accelerate.state.PartialState._shared_state != {}
 
 
 class Prepared:
-    """What Accelerate looks for in a loader, under its names; a part of the loader.
+    """The part of a loader that Accelerate reads, under Accelerate's names.
 
     Attributes:
         end_of_dataloader: Whether the batch handed out last is the last of the pass.
@@ -161,10 +161,10 @@ class Prepared:
 
     @property
     def _is_accelerate_prepared(self: Any) -> bool:
-        """Accelerate asks this in `prepare`: a loader that splits the data by itself is handed back as it is."""
+        """Whether `Accelerator.prepare` returns the loader unchanged: the loader splits the data by itself."""
         if self._source.order is None and not (self._source.kind is Kind.STREAM and self._source.splits_stream()):
             return False
-        if in_use() and wrap_accelerator():  # too late for the call that asks
+        if in_use() and wrap_accelerator():  # too late for the call that is running
             self._is_accelerate_prepared = True
             warnings.warn(
                 "a loader that was made before accelerate was imported does not see its DataLoaderConfiguration: "
@@ -190,7 +190,7 @@ class Prepared:
         return len(self.dataset)
 
     def _prepared_by(self: Any, accelerator: Any, device_placement: bool | None) -> None:
-        """Take over what an `Accelerator` is set to, before it asks whether the loader is prepared.
+        """Take over the settings of an `Accelerator`, before it asks whether the loader is prepared.
 
         Raises:
             ValueError: The batch size cannot be split, or ranks must share their batches.
@@ -223,7 +223,7 @@ class Prepared:
             source.kind = Kind.PLAN
         tail = "drop" if self.drop_last else self.tail or "pad"
         source.tail = "exact" if tail == "pad" and not asked.even_batches else tail
-        if self.batch_sampler is not None:  # where `join_uneven_inputs` exchanges it for a time
+        if self.batch_sampler is not None:  # `join_uneven_inputs` changes it for a time
             self.batch_sampler.even_batches = source.tail != "exact"
             source.batch_sampler = None if source.order is None else self.batch_sampler
         self.use_stateful_dataloader = bool(accelerator.use_stateful_dataloader)
@@ -237,12 +237,12 @@ class Prepared:
         if device_placement is None:
             device_placement = accelerator.device_placement
         rng_types = tuple(one for one in accelerator.rng_types if str(getattr(one, "value", one)) != "generator")
-        self._iterator = None  # workers that persist have learnt another dealing
+        self._iterator = None  # persistent workers have the plan without runs
         self._accelerated = Settings(device_placement, asked.non_blocking, rng_types)
         self._is_accelerate_prepared = True
 
     def _warn_replaced(self: Any) -> None:
-        """Warn about options that are lost, since Accelerate builds a loader of torch's from this one."""
+        """Warn about options that are lost, since Accelerate replaces this loader by one of torch's."""
         streams = self._source.kind is Kind.STREAM
         plain = {"executor": None, "fetch_threads": 1} | ({"seed": None} if streams else {})
         lost = [name for name, value in plain.items() if getattr(self, name) != value]
@@ -255,7 +255,7 @@ class Prepared:
             )
 
     def _link(self, steps: Callable[[], int], remainder: int | StreamShare | None) -> AccelerateLink | None:
-        """Return what keeps Accelerate's books of a pass; None without it."""
+        """Return the observer that reports a pass to Accelerate; None if no `Accelerator` prepared the loader."""
         if self._accelerated is None:
             return None
         if not isinstance(remainder, int):

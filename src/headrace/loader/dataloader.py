@@ -51,7 +51,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: As torch's (deprecated there).
         in_order: As torch's.
         seed: Keys shuffling and augmentation, in [0, 2^64). Default: 0 under a process group, else drawn.
-        order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`.
+        order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`. With
+            `shuffle=True` and without `order`, an attribute `order` of the dataset that is an `Order` is used.
         distributed: None splits over the world there is when iteration begins; False reads everything on
             every rank; a `World(rank, size)` is taken as given. True is None, and deals also the samples of an
             iterable dataset to the ranks, which must not split itself as well.

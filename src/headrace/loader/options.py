@@ -1,4 +1,4 @@
-"""What the loader's options may be, the errors that say so, and the warnings about those without effect."""
+"""The loader's options: allowed values, errors, warnings about options without effect; and the loader's kind."""
 
 import operator
 import warnings
@@ -45,21 +45,21 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "in_order": (True,),
     "prefetch_factor": (None, 2),  # torch puts 2 in the place of None
 }
-"""The values of arguments that were left out, where that is not only None."""
+"""The values that mean that an argument was left out, where there are others than None."""
 
 _PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers of torch that know nothing of ranks."""
+"""Torch's samplers that do not split an epoch over ranks."""
 
 
 def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
-    """Return the executor that the loader's arguments mean; a wrong name, torch's rule, until `check` refuses it."""
+    """Return the executor that the arguments choose; by torch's rule for a wrong name, which `check` refuses."""
     if isinstance(executor, Executor):
         return executor
     return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
 
 
 def kind_of(loader: Any, sampled: bool, shuffle: bool) -> Kind:
-    """Decide who decides on a loader's samples.
+    """Return who decides on a loader's samples.
 
     Args:
         loader: The loader.
@@ -93,13 +93,13 @@ def order_of(loader: Any, shuffle: bool) -> Order:
 
 
 def order_of_dataset(dataset: Any) -> Order | None:
-    """Return the order that a dataset brings as its attribute `order`; None if it brings none."""
+    """Return a dataset's attribute `order` if that is an `Order`; else None."""
     order = getattr(dataset, "order", None)
     return order if isinstance(order, Order) and not is_iterable(dataset) else None
 
 
 def check(loader: Any, own_sampler: bool) -> None:
-    """Refuse the options of a loader that are wrong by themselves or together.
+    """Refuse options that are wrong by themselves or together.
 
     Args:
         loader: The loader.
@@ -166,7 +166,7 @@ def _check_executor(executor: object, num_workers: int) -> None:
 
 @contextmanager
 def torchs_types(dataset: object, num_workers: object, timeout: object, prefetch_factor: object) -> Iterator[None]:
-    """Let torch check its arguments, and explain wrong types that torch refuses without a word, or only uses later.
+    """Let torch check its arguments, and explain wrong types that torch does not explain, or notices only later.
 
     Raises:
         TypeError: One of the arguments is of a type that torch can do nothing with.
@@ -201,7 +201,7 @@ def _check_torchs_types(dataset: object, num_workers: object, timeout: Any, pref
 
 
 def _counts(value: Any) -> bool:
-    """Tell whether torch can count with a value: a boolean, too, and a zero of any type."""
+    """Tell whether torch can use a value as a count: an integer, a boolean, or a zero of any type."""
     try:
         operator.index(value)
     except TypeError:
@@ -210,7 +210,7 @@ def _counts(value: Any) -> bool:
 
 
 def warn_ignored(loader: Any, shuffle: object, own_sampler: bool) -> None:
-    """Warn about options that have no effect beside the others; frameworks pass such, so it is no error.
+    """Warn about options that have no effect beside the others. Frameworks pass such options, so it is no error.
 
     Args:
         loader: The loader.
@@ -257,7 +257,7 @@ def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
 
 
 def _given(loader: Any, names: tuple[str, ...]) -> str:
-    """List those of some arguments, by name, that have another value than if they were left out."""
+    """Return the names of those arguments that the user has given, in a line."""
     values = {name: getattr(loader, name) for name in names}
     if values.get("distributed") is False:  # every rank reads everything, which is then so
         del values["distributed"]
@@ -270,7 +270,7 @@ def _left_out(name: str, value: object) -> bool:
 
 
 def warn_of_ranks(loader: Any) -> None:
-    """Warn, once of each, where ranks read otherwise than may be meant; asked when iteration begins."""
+    """Warn, once each, where ranks may read other data than the user means; called when iteration begins."""
     source, distributed = loader._source, loader.distributed
     if source.world().size == 1 or distributed not in (None, True):
         return
@@ -304,7 +304,7 @@ def _of_stream(loader: Any) -> str:
 
 
 def _of_sampler(loader: Any) -> str:
-    """Word the warning about a sampler of torch's that knows of no ranks; unknown ones may know."""
+    """Return the warning about a sampler of torch's that does not split; "" for others, which may split."""
     batches, sampler = loader.batch_sampler, loader.sampler
     if type(batches) is BatchSampler:
         sampler = batches.sampler
@@ -318,7 +318,7 @@ def _of_sampler(loader: Any) -> str:
 
 
 def described(loader: Any) -> str:
-    """Return the loader in a line: its dataset's type and length, its batch size, and which of its own options it got.
+    """Return the loader in a line: its dataset's type and length, its batch size, and the options that it was given.
 
     It asks a dataset for its length, but builds no `Deferred`; whatever that raises, it leaves the length out.
     """

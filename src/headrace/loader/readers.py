@@ -1,4 +1,4 @@
-"""How a loader begins to read: the pass, the workers and the reader that fit its kind and its executor."""
+"""Beginning to read: the pass, the workers and the reader for a loader's kind and executor."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,11 +22,11 @@ from headrace.worker.work import Work
 
 
 def read(loader: Any, executor: Executor) -> Reader:
-    """Begin a pass over the epoch that a loader stands at.
+    """Begin a pass over the loader's present epoch.
 
     Args:
         loader: The loader.
-        executor: What its arguments mean.
+        executor: The executor that its arguments choose.
     """
     persistent = loader.persistent_workers and executor.prefetches
     if loader._source.planned():
@@ -37,7 +37,7 @@ def read(loader: Any, executor: Executor) -> Reader:
 
 
 def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
-    """Begin a pass over the plan; readers are independent of each other, and share workers that persist."""
+    """Begin a pass over the plan. Readers are independent of each other, and share persistent workers."""
     plan = loader._source.plan()
     loader._schedule.begin()
     reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches)
@@ -46,7 +46,7 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
     reading.observers = () if link is None else (link,)
     pool = loader._iterator if persistent else None
     if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
-        loader._iterator = pool = None  # the old workers go before the new come
+        loader._iterator = pool = None  # the old workers end before new ones start
         pool = _start(loader, executor, plan=plan, base_seed=plan.seed % 2**63)
         if persistent:
             loader._iterator = pool
@@ -54,7 +54,7 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
 
 
 def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
-    """Begin a pass over what a sampler draws: by torch's rules, step for step."""
+    """Begin a pass over what a sampler draws, in the same steps as torch, which decide what its generators draw."""
     samplers = loader._samplers()
     own = [loader.generator, *(getattr(one, "generator", None) for one in samplers)]
     reading = SamplerPass(
@@ -74,7 +74,7 @@ def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
         if reusable or not executor.prefetches:
             reading.open(draw)
         else:
-            draw()  # torch asks for the iterator twice where there are workers, and some samplers draw then
+            draw()  # with workers, torch asks for the iterator twice, and some samplers draw random numbers then
         if not reusable:
             seed = draw_base_seed(loader.generator)
             pool = _start(loader, executor, base_seed=seed, by_number=executor.by_number)
@@ -88,7 +88,7 @@ def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
 
 
 def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
-    """Begin a pass over what an iterable dataset yields: by torch's rules, step for step."""
+    """Begin a pass over an iterable dataset, in the same steps as torch."""
     source = loader._source
     if source.keys_stream():
         loader._schedule.begin()
@@ -102,7 +102,7 @@ def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
         reading.open()
         reader.restart(reading)
         return reader
-    loader._iterator = reader = None  # the old workers go before the new come
+    loader._iterator = reader = None  # the old workers end before new ones start
     reading.open()
     work = _stream_work(loader, reading) | {"starts": reading.starts, "starts_stream": reading.stream}
     pool = _start(loader, executor, **work)
@@ -112,7 +112,7 @@ def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
 
 
 def stream_pass(loader: Any, executor: Executor) -> StreamPass:
-    """Begin to count a pass over what an iterable dataset yields."""
+    """Make the pass over an iterable dataset that the loader is about to read."""
     persistent = loader.persistent_workers and executor.prefetches
     kept = isinstance(loader._iterator, Reader) and not loader._iterator.broken
     return StreamPass(
@@ -130,7 +130,7 @@ def stream_pass(loader: Any, executor: Executor) -> StreamPass:
 def _reader(
     loader: Any, executor: Executor, pool: Pool, reading: Pass, link: AccelerateLink | None, persistent: bool
 ) -> Reader:
-    """Make the reader of a pass without a plan; one whose workers persist serves later passes, too."""
+    """Make the reader of a pass without a plan. With persistent workers it serves later passes, too."""
     reader = Reader(pool, reading, _delivery(loader, executor, link), loader._meter, keep_pool=persistent)
     if persistent:
         loader._iterator = reader
@@ -138,14 +138,14 @@ def _reader(
 
 
 def _automatic(loader: Any) -> AutoSampler | None:
-    """Return the automatic sampler if no code of the user's decides on the samples; parts can be exchanged."""
+    """Return the automatic sampler if it alone decides on the samples: users may replace parts of a loader."""
     sampler, batches = loader.sampler, loader.batch_sampler
     alone = batches is None or (type(batches) is BatchSampler and batches.sampler is sampler)
     return sampler if isinstance(sampler, AutoSampler) and alone else None
 
 
 def _drawn(loader: Any) -> Iterator[Task]:
-    """Return the tasks that the sampler draws: rows of in-memory data if torch's own sampler does."""
+    """Return the tasks that the sampler draws. For in-memory data and torch's own sampler they are whole rows."""
     sampler, batches = _automatic(loader), loader.batch_sampler
     if (
         sampler is not None
@@ -159,7 +159,7 @@ def _drawn(loader: Any) -> Iterator[Task]:
 
 
 def _stream_work(loader: Any, reading: StreamPass) -> dict[str, Any]:
-    """Return what work on streams has beside the dataset: the split, and the seeds."""
+    """Return the fields of `Work` for an iterable dataset: the split over ranks, and the seeds."""
     words = loader._source.stream_words()
     if words is None:
         if reading.base_seed is None:

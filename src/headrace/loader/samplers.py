@@ -1,4 +1,4 @@
-"""The samplers that show a loader's plan to frameworks, and draw torch's own order where there is no plan."""
+"""Samplers that show a loader's plan to frameworks, and draw torch's own order where there is no plan."""
 
 import warnings
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from headrace.types import Rows
 
 
 class AutoSampler(DistributedSampler[int]):
-    """The sampler of a loader that was given none, in the classes that frameworks look for.
+    """The sampler of a loader that was given none, a subclass of the classes that frameworks look for.
 
     Being a `DistributedSampler`, it keeps Lightning and Ray Train from sharding the loader once more; rank
     and world are those at the time of asking. Iterating it gives this rank's dataset indices for the current
@@ -25,7 +25,7 @@ class AutoSampler(DistributedSampler[int]):
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        # What torch's samplers keep; their own __init__ would resolve the world now.
+        # The attributes of torch's samplers. Their own __init__ would resolve the world now.
         self.dataset = self.data_source = schedule.source.dataset
         self.replacement, self.generator = False, schedule.source.generator
         self._num_samples: int | None = None
@@ -82,7 +82,7 @@ class AutoSampler(DistributedSampler[int]):
         return (index for step in range(plan.steps()) for index in plan.batch(epoch, step).tolist())
 
     def rows(self, batch_size: int, drop_last: bool) -> Iterator[Rows]:
-        """Yield the same indices as torch's sampler and batch sampler, and draw the same numbers, but in bulk."""
+        """Yield the indices of torch's sampler and batch sampler as whole rows, with the same random draws."""
         length = len(self.data_source)
         index: Rows = range(length)
         if self.shuffle:
@@ -98,7 +98,7 @@ class AutoSampler(DistributedSampler[int]):
         else:
             yield from map(range, starts, range(batch_size, whole + 1, batch_size))
         if self.shuffle and self.generator is not None:
-            torch.randperm(length, generator=self.generator)  # torch's sampler draws once more, in vain
+            torch.randperm(length, generator=self.generator)  # torch's sampler draws once more, and uses none of it
         if whole < length and not drop_last:
             yield index[whole:]
 

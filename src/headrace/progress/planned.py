@@ -15,9 +15,9 @@ class PlanPass(Pass):
     """A pass over a plan.
 
     Args:
-        schedule: Whose epoch is read.
-        plan: What is read.
-        in_order: Whether batches come in the order of their steps; else a state belongs to this rank alone.
+        schedule: The loader's place in the epochs.
+        plan: The plan.
+        in_order: Whether batches are delivered in the order of their steps; otherwise states are rank-local.
     """
 
     steps: int
@@ -34,13 +34,13 @@ class PlanPass(Pass):
         self.steps = self._plan.steps(self.start.samples)
 
     def tasks(self, first: int = 0) -> Iterator[Task]:
-        """Return the plan's tasks for the rest of the epoch, without those that have a number below `first`."""
+        """Return the plan's tasks for the rest of the epoch, from the task number `first` on."""
         epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._skipped)
         left = islice((step for step in range(self.steps) if step not in done), first, None)
         return (PlanTask(epoch, step, cursor) for step in (left if done else range(first, self.steps)))
 
     def revised(self) -> Iterator[Task] | None:
-        """Return other tasks if the epoch was set between `iter()` and the first batch."""
+        """Return other tasks if `set_epoch` was called between `iter()` and the first batch; else None."""
         return self.tasks() if self._moves() else None
 
     def size(self, task: Any) -> int:

@@ -18,26 +18,26 @@ from headrace.worker.streams import has_state, state_between
 class StreamPass(Pass):
     """A pass over an iterable dataset, of which each worker reads a copy.
 
-    Its state belongs to this rank and as many workers. A dataset that has `state_dict` and `load_state_dict`, or whose
-    iterator has, is asked for its state after each batch; any other is read again from its beginning, and what was
-    delivered is thrown away. Between two passes a state holds the dataset's own where the next pass would begin with
-    that: where the rank's own process reads the dataset, or workers persist.
+    Its state belongs to this rank and to the same number of workers. A dataset, or its iterator, that has `state_dict`
+    and `load_state_dict` is asked for its state after each batch. Any other is read again from its beginning, and the
+    samples that were delivered before are dropped. A state between two passes holds the dataset's own state where the
+    next pass begins with it: where the rank's own process reads the dataset, or workers persist.
 
     Args:
-        schedule: Whose epoch is read.
-        workers: How many copies there are; 0 where the rank's own process reads the dataset.
-        batches: What the loader samples from: items, or lists of as many as a batch has samples.
+        schedule: The loader's place in the epochs.
+        workers: The number of copies; 0 where the rank's own process reads the dataset.
+        batches: Yields a placeholder for each batch, as long as the batch; torch's samplers do.
         length: Counts the batches of an epoch; it may raise TypeError.
         batched: Whether a task is a list of samples.
         persistent: Whether workers outlive the pass.
         before: The pass before, of workers that persist.
-        promised: What the loader's `len()` has said; None if nobody asked. A warning tells if there are more batches.
+        promised: The value that the loader's `len()` has returned, or None. More batches than that cause a warning.
 
     Attributes:
-        stream: The number of the pass, which keys what it draws where there is no seed.
+        stream: The number of the pass, which keys its random numbers where there is no seed.
         starts: Where each worker begins.
-        first_worker: Whose turn it is.
-        base_seed: Torch's seed of the workers, if they have one.
+        first_worker: The worker that gets the first task.
+        base_seed: Torch's base seed of the workers; None under a seed of the loader's.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class StreamPass(Pass):
             self.base_seed = whole_number("base_seed", self.local["base_seed"])
 
     def open(self) -> None:
-        """Number the pass, and begin its tasks, which have no end."""
+        """Give the pass its number, and begin its endless tasks."""
         set_epoch = getattr(self._schedule.source.dataset, "set_epoch", None)
         if self._workers and self._schedule.source.keys_stream() and callable(set_epoch):
-            # Workers do that, too, at once: an epoch in memory that they share must be right before.
+            # Workers call it, too, all at once: an epoch in shared memory must be right before they do.
             set_epoch(self.start.epoch)
         self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
         self._tasks = map(partial(StreamTask, self.stream, self.start.epoch), iter(self._batches))
@@ -102,9 +102,9 @@ class StreamPass(Pass):
         return self._tasks
 
     def revised(self) -> Iterator[Task] | None:
-        """Return other tasks if the epoch was set between `iter()` and the first batch and makes another stream.
+        """Return other tasks if `set_epoch` was called between `iter()` and the first batch and changes the samples.
 
-        One that is neither keyed by the epoch nor gone on with is read already, and has no other beginning.
+        A stream that is not keyed by the epoch, and was not resumed, stays: workers have begun to read it.
         """
         another = self.resumed or self._schedule.source.keys_stream()
         if not (self._moves() and another):
@@ -121,8 +121,8 @@ class StreamPass(Pass):
         return self._length()
 
     def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
-        """Count a batch of a worker's, once."""
-        if number == self._last:  # it comes again, after an interrupt
+        """Count a batch, once."""
+        if number == self._last:  # delivered again, after an interrupt
             return
         with InterruptsHeld():
             self._last = number
@@ -150,7 +150,7 @@ class StreamPass(Pass):
         warnings.warn(message, stacklevel=6)
 
     def exhausted(self, worker: int, of_dataset: Any) -> None:
-        """Keep the state that a copy of the dataset has at its end: the next pass begins with that."""
+        """Keep the state that a copy of the dataset has at its end: the next pass begins with it."""
         if of_dataset is not None:
             self._ends[worker] = of_dataset
 
@@ -170,7 +170,7 @@ class StreamPass(Pass):
         return super().state()
 
     def _between(self, epochs: int, held: Mapping[int, Any]) -> State:
-        """Return a state in front of an epoch, with the states that copies of the dataset have then, by worker."""
+        """Return a state at the beginning of an epoch, with the state of each worker's copy of the dataset then."""
         if not held:
             return self._at(epochs, 0)
         starts = [StreamStart(place=StreamPlace(held.get(worker))) for worker in range(max(self._workers, 1))]
@@ -194,7 +194,7 @@ class StreamPass(Pass):
         ]
 
     def _held_here(self) -> dict[int, Any]:
-        """Return the state that the rank's own copy of the dataset has now; nothing where it keeps none."""
+        """Return the present state of the rank's own copy of the dataset, under worker 0; nothing if it keeps none."""
         dataset = self._schedule.source.dataset
         dataset = dataset.built_here if isinstance(dataset, Deferred) else dataset
         keeps_state = has_state(dataset) and not self._schedule.source.splits_stream()
