@@ -10,9 +10,11 @@ import torch
 from torch.utils.data import Dataset
 
 from headrace.errors import DeliveryTimeout, bad_value
-from headrace.executors.base import Executor, Future, Pool
+from headrace.executors.base import Executor, Pool
+from headrace.executors.future import Future
 from headrace.types import Task
-from headrace.worker.work import Work, Worker
+from headrace.worker.work import Work
+from headrace.worker.worker import Worker
 
 
 class FakeDataset(Dataset[dict[str, Any]]):

@@ -10,12 +10,13 @@ from typing import Any, NoReturn, cast
 import torch
 
 from headrace.errors import DeliveryTimeout
-from headrace.executors.base import Future, Pool
+from headrace.executors.base import Pool
+from headrace.executors.future import Future
 from headrace.system.interrupts import Droppable, InterruptsHeld
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
 from headrace.worker.streams import Portion, StreamEnd
-from headrace.worker.work import Worker
+from headrace.worker.worker import Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from headrace.executors.base import Future
+from headrace.executors.future import Future
 from headrace.executors.link.serving import Server, serve
 from headrace.executors.link.wire import Assigned, Wire
 from headrace.memory.codec import SlotWriter

@@ -15,7 +15,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.executors.link.wire import EMPTY_FRAME, TAIL, Assigned, Lender, Wire, frame, read_frames, task_of
+from headrace.executors.link.frames import EMPTY_FRAME, frame, read_frames
+from headrace.executors.link.lending import Lender
+from headrace.executors.link.wire import TAIL, Assigned, Wire, task_of
 from headrace.memory.codec import SlotWriter, lift
 from headrace.memory.slots import Loans, Ring
 from headrace.types import IndexTask, PlanTask, StreamTask, Task

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.link.wire import TAIL, Wire, frame
+from headrace.executors.link.frames import frame
+from headrace.executors.link.wire import TAIL, Wire
 from headrace.executors.ray.actor import PIECE_BYTES, Actor, Answers, Begun, Setup, pickled, versions
 from headrace.executors.ray.events import Landed
 from headrace.executors.ray.peer import Asked, RayPeer

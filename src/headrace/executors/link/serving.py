@@ -11,14 +11,16 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge
-from headrace.executors.base import Failure, Remarked
-from headrace.executors.link.wire import JOINED_BYTES, LIVENESS_S, TAIL, Order, Sent, frame, read_frames, task_of
+from headrace.executors.future import Failure, Remarked
+from headrace.executors.link.frames import JOINED_BYTES, frame, read_frames
+from headrace.executors.link.wire import LIVENESS_S, TAIL, Request, Sent, task_of
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.pickling import decode
 from headrace.memory.slots import Ring
 from headrace.memory.unpicklable import culprit
 from headrace.types import Remark, StreamTask, Task
 from headrace.worker.work import Work
+from headrace.worker.worker import start_worker
 
 
 class Server:
@@ -44,7 +46,7 @@ class Server:
             work.allocate = self.writer.empty
         self._refusal: Failure | None = None
         try:
-            self._worker = work.start_worker(worker_id, workers, threads)
+            self._worker = start_worker(work, worker_id, workers, threads)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             self._refusal = Failure.of(error, where)
 
@@ -92,7 +94,7 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
     """
     held: list[memoryview] = []
     answers = 0
-    for tasks, returned, dropped in _orders(end, rank_lives):
+    for tasks, returned, dropped in _requests(end, rank_lives):
         for slot in returned:
             ring.release(slot)
         for slot in dropped:
@@ -112,9 +114,9 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
             held.clear()
 
 
-def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Order, None, None]:
+def _requests(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Request, None, None]:
     """Yield what `Wire.hand` sends."""
-    received: deque[Order] = deque()
+    received: deque[Request] = deque()
     frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
     arrival = select.poll()  # who waits in recv is woken each time that the rank reads, too, at the rank's cost

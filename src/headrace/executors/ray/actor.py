@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.errors import note
-from headrace.executors.base import Failure
+from headrace.executors.future import Failure
 from headrace.executors.link.serving import Server, serve
 from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory

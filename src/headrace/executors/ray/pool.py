@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_new
-from headrace.executors.base import Future, Pool, name_task
-from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire, no_answer
+from headrace.executors.base import Pool, name_task
+from headrace.executors.future import Future
+from headrace.executors.link.lending import Lender
+from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, Wire, no_answer
 from headrace.executors.ray.actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray.cluster import LEFT, Head, Settings, few_came, none_came, room
 from headrace.executors.ray.events import Bell, Copier, Event, Landed
@@ -87,8 +89,6 @@ class RayPool(Pool):
         except BaseException:
             self.close()
             raise
-
-    # What workers are there.
 
     def _hire(self, worker: int, false_starts: int = 0) -> RayPeer:
         """Ask for an actor; it is up when it says so."""
