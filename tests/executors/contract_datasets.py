@@ -173,3 +173,39 @@ class Echo(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return index
+
+
+class BulkReads(Dataset[Any]):
+    """`FakeDataset`, read by the batch and decoded by the sample."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        return [index.to_bytes(8, "little") for index in indices]
+
+    def decode(self, raw: bytes) -> dict[str, Any]:
+        return FakeDataset(self.length)[int.from_bytes(raw, "little")]
+
+
+class BrokenReads(BulkReads):
+    """`BrokenDraws`: every tenth sample cannot be read, nor a batch with it; the fifth after it cannot be decoded."""
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        for index in indices:
+            if index % 10 == 4:
+                raise Broken.ERRORS[index % 3](f"sample {index} is broken")
+        return super().read_many(indices)
+
+    def decode(self, raw: bytes) -> dict[str, Any]:
+        return BrokenDraws(self.length)[int.from_bytes(raw, "little")]
+
+
+class TooFew(BulkReads):
+    """Leaves out what it does not have."""
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        return super().read_many([index for index in indices if index != 6])

@@ -16,12 +16,15 @@ from torch.utils.data import IterableDataset
 from executors.contract_datasets import (
     Broken,
     BrokenDraws,
+    BrokenReads,
+    BulkReads,
     Echo,
     Exhausted,
     Large,
     Resetting,
     Squares,
     Stream,
+    TooFew,
     as_list,
     collate_nothing,
 )
@@ -175,6 +178,43 @@ def test_replaced_samples_equal_inlines(make: Make, dataset: Any, options: dict[
         assert [flat(batch) for batch in loader] == [flat(batch) for batch in expected]
         assert loader.stats().replacements == expected.stats().replacements
         assert loader.stats().replaced == 7 * (epoch + 1)
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 4, "shuffle": True}, {"batch_size": 7}, {"batch_size": None}], ids=str
+)
+def test_bulk_reads_equal_single_ones(make: Make, options: dict[str, Any]) -> None:
+    """Whole, and with broken samples: `BrokenReads` has the same samples as `BrokenDraws`."""
+    expected = DataLoader(FakeDataset(23), seed=7, executor="inline", **options)
+    assert [flat(batch) for batch in make(BulkReads(23), **options)] == [flat(batch) for batch in expected]
+    expected = DataLoader(BrokenDraws(37), seed=7, executor="inline", on_error="replace", **options)
+    loader = make(BrokenReads(37), on_error="replace", **options)
+    assert [flat(batch) for batch in loader] == [flat(batch) for batch in expected]
+    assert loader.stats().replacements == expected.stats().replacements
+    assert loader.stats().replaced == 7
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+def test_a_bulk_read_that_fails_is_its_batchs_error(make: Make) -> None:
+    reader = iter(make(BrokenReads(12), batch_size=4))
+    next(reader)
+    with pytest.raises(KeyError, match="sample 4 is broken") as caught:
+        next(reader)
+    assert caught.value.__notes__[0] == "headrace: while fetching samples [4, 5, 6, 7], position 4 of epoch 0, step 1"
+    with pytest.raises(ValueError, match="sample 9 is broken") as wrong:
+        next(reader)
+    assert wrong.value.__notes__[0] == "headrace: while fetching sample 9, position 9 of epoch 0, step 2"
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+def test_a_bulk_read_of_another_length_is_an_error(make: Make) -> None:
+    reader = iter(make(TooFew(12), batch_size=4, on_error="replace"))
+    next(reader)
+    with pytest.raises(ValueError, match=r"TooFew\.read_many returned 3 items for 4 indices") as caught:
+        next(reader)
+    assert "while fetching samples [4, 5, 6, 7], position 4 of epoch 0, step 1" in caught.value.__notes__[0]
+    assert next(reader)["index"].tolist() == [8, 9, 10, 11]
 
 
 def test_errors_say_where_they_come_from(make: Make) -> None:
