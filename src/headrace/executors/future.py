@@ -2,14 +2,16 @@
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
 
 from headrace.errors import note
 from headrace.memory.pickling import dump
+from headrace.telemetry.stages import NO_TIMES, StageTimes
 from headrace.types import Remark
 
 
@@ -69,6 +71,10 @@ class Future:
         number: The number of the reader's task; set by the reader.
         size_bytes: How many bytes have come from another process for it.
         remarks: The worker's remarks; complete when the result was asked for.
+        stage_s: What the worker spent on each stage of the batch, in seconds, in the order of `StageTimes`.
+        transport_s: The time that the rank spent to receive and rebuild the batch, in seconds: reading its bytes once
+            they are there, copying them out of Ray's store, mapping its slot, unpickling. 0 in the rank's own process.
+        wait_s: The time that the caller waited for it inside `next()`, in seconds; set by the reader.
     """
 
     __slots__ = (
@@ -81,6 +87,9 @@ class Future:
         "remarks",
         "samples",
         "size_bytes",
+        "stage_s",
+        "transport_s",
+        "wait_s",
         "worker",
     )
 
@@ -88,10 +97,17 @@ class Future:
         self.worker = worker
         self.samples = self.number = self.size_bytes = 0
         self.remarks: list[Remark] = []
+        self.stage_s: Sequence[float] = NO_TIMES
+        self.transport_s = self.wait_s = 0.0
         self._done = False
         self._outcome: Any = None
         self._error: BaseException | None = None
         self._rebuild: Callable[[], Any] | None = None
+
+    @property
+    def stages(self) -> StageTimes:
+        """What the worker spent on each stage of the batch."""
+        return StageTimes._make(self.stage_s)
 
     def done(self) -> bool:
         """Tell whether the outcome is there."""
@@ -123,8 +139,10 @@ class Future:
     def result(self) -> Any:
         """Return the batch, or raise the work's exception. Call it when `done`, and again after an interrupt."""
         if self._rebuild is not None:
+            began_s = perf_counter()
             self._outcome = self._rebuild()
             self._rebuild = None
+            self.transport_s += perf_counter() - began_s
         outcome = self._outcome
         if isinstance(outcome, Remarked):
             self.remarks.extend(outcome.remarks)

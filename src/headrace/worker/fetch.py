@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import thread_time
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from headrace.errors import note
 from headrace.plan.keys import sample_seeds
 from headrace.randomness import Drawing, Generators, Keys, here, seed_from_words, wait_for_all
 from headrace.system.torch_threads import begin_with_torch_threads
+from headrace.telemetry.stages import DECODE, READ, StageClock
 from headrace.types import Remark, Replaced
 from headrace.worker.pairs import Pair, WrongCount, pair_of
 
@@ -61,7 +63,11 @@ class Fetcher:
         threads: How many samples to fetch at a time.
         shared: Whether other workers draw from the same process's generators at the same time.
         remarks: Gets the remarks for the user.
+        clock: Measures reading and decoding.
         substitutes: Tells what replaces a sample that cannot be fetched; None where errors are raised.
+
+    Attributes:
+        stage: The stage that ends with the last sample: of a dataset that is read by the batch it is decoding.
     """
 
     def __init__(
@@ -72,17 +78,20 @@ class Fetcher:
         threads: int,
         shared: bool,
         remarks: list[Remark],
+        clock: StageClock,
         substitutes: Substitutes | None = None,
     ) -> None:
         self._dataset = dataset
         self._shared = shared
         self._remarks = remarks
+        self._clock = clock
         self._substitutes = substitutes
         self._batched = batched
         self._threads = threads if batched else 1
         # Torch's own wrappers have a bulk call that only passes on; sample by sample each keeps its own randomness.
         through = keyed or threads > 1
         self._pair = pair_of(dataset, by_part=batched and not through)
+        self.stage = READ if self._pair is None else DECODE
         self._in_bulk = (
             batched
             and self._pair is None
@@ -144,6 +153,7 @@ class Fetcher:
             if not self._replaces(error):
                 raise
         drawing.anew()
+        self._clock.lap(READ)
 
     def _note_on_batch(self, error: Exception, indices: Any, keys: Keys, step: int | None) -> None:
         note(error, f"while fetching samples {reprlib.repr(indices)}{_position(keys, 0, step)}")
@@ -223,38 +233,9 @@ class Fetcher:
     def _several(self, batch: _Batch) -> bool:
         """Fetch in threads. False, and the generators as before, if one of them was drawn from: then order matters."""
         before = None if self._shared else Generators()
-        errors: dict[int, BaseException] = {}
-        count = len(batch.indices)
-        places = deque(range(count))
-        lease = here.lease
         unseeded = _Batch(batch.indices, batch.keys, False, batch.step, batch.pair)
         unseeded.raws = batch.raws
-
-        def left() -> Iterator[int]:
-            while places and not errors:
-                try:
-                    yield places.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-
-        def work() -> None:
-            here.drawing = drawing = Drawing(batch.keys, 0)
-            here.lease = lease
-            try:
-                self._fill(unseeded, left(), drawing)
-            except BaseException as error:  # noqa: BLE001 - raised below
-                errors[drawing.place] = error
-            finally:
-                here.drawing = here.lease = None
-
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(
-                self._threads, "headrace-fetch", begin_with_torch_threads, (torch.get_num_threads(),)
-            )
-        try:
-            wait_for_all([self._pool.submit(work) for _ in range(min(self._threads, count))])
-        finally:
-            places.clear()  # interrupted: nothing more is begun
+        errors = self._fill_in_threads(unseeded)
         moved = before.moved() if before is not None else []
         if before is not None and moved:
             before.restore()
@@ -263,7 +244,7 @@ class Fetcher:
             self._remarks.append(drawing_remark(moved, "fetch_threads", outcome))
             return False
         # As if fetched in order: all samples before an error were begun before it, and those behind it were not.
-        end = min(errors, default=count)
+        end = min(errors, default=len(batch.indices))
         self._remarks.extend(unseeded.replaced[place] for place in sorted(unseeded.replaced) if place < end)
         batch.samples = unseeded.samples
         if errors:
@@ -274,6 +255,43 @@ class Fetcher:
             finally:
                 del first  # it refers to this frame, which refers to it
         return True
+
+    def _fill_in_threads(self, batch: _Batch) -> dict[int, BaseException]:
+        """Fetch the samples of a batch in threads, until one fails; return the errors, by place in the batch."""
+        errors: dict[int, BaseException] = {}
+        cpu_s: list[float] = []
+        places = deque(range(len(batch.indices)))
+        lease = here.lease
+
+        def left() -> Iterator[int]:
+            while places and not errors:
+                try:
+                    yield places.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+
+        def work() -> None:
+            began_cpu_s = thread_time()
+            here.drawing = drawing = Drawing(batch.keys, 0)
+            here.lease = lease
+            try:
+                self._fill(batch, left(), drawing)
+            except BaseException as error:  # noqa: BLE001 - the caller raises the first
+                errors[drawing.place] = error
+            finally:
+                here.drawing = here.lease = None
+                cpu_s.append(thread_time() - began_cpu_s)
+
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(
+                self._threads, "headrace-fetch", begin_with_torch_threads, (torch.get_num_threads(),)
+            )
+        try:
+            wait_for_all([self._pool.submit(work) for _ in range(min(self._threads, len(batch.indices)))])
+        finally:
+            places.clear()  # interrupted: nothing more is begun
+        self._clock.add_cpu(self.stage, sum(cpu_s))
+        return errors
 
 
 def drawing_remark(moved: Sequence[str], option: str, outcome: str) -> str:

@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from headrace.randomness import (
     seed_worker,
 )
 from headrace.system.torch_threads import one_torch_thread
+from headrace.telemetry.stages import COLLATE, READ, StageClock
 from headrace.types import IndexTask, PlanTask, Remark, Rows, StreamStart, StreamTask, Task
 from headrace.worker.fetch import Fetcher
 from headrace.worker.in_memory import NOT_GATHERED, gather, knows, rows_of
@@ -57,12 +59,14 @@ class Worker:
         worker_id: The worker's number.
         workers: How many workers share the steps.
         remarks: Remarks about the last task, its batch or the error in its place.
+        clock: Measures the stages of the last task.
     """
 
     work: Work
     worker_id: int = 0
     workers: int = 1
     remarks: list[Remark] = field(init=False, default_factory=list)
+    clock: StageClock = field(init=False, default_factory=StageClock)
     _pass: int = field(init=False, default=-1)
     _stream: Stream | None = field(init=False, default=None)
     _stream_generators: Generators | None = field(init=False, default=None)
@@ -84,6 +88,7 @@ class Worker:
             work.fetch_threads,
             work.in_threads,
             self.remarks,
+            self.clock,
             work.plan.substitutes if work.replaces and work.plan is not None else None,
         )
         self._prepared = True
@@ -99,8 +104,10 @@ class Worker:
         if not self._prepared:
             self._prepare()
         if self._gathers:
+            self.clock.start()
             batch = self._gathered(task)
             if batch is not NOT_GATHERED:
+                self.clock.lap(READ)
                 return batch
         number = self.count() if number is None else number
         seeded = seeded and self.work.keyed
@@ -138,8 +145,10 @@ class Worker:
         if not self._prepared:
             self._prepare()
         if self._gathers:
+            began_s = perf_counter()
             batch = self._gathered(task)  # which draws nothing, so that no generator has to be kept
             if batch is not NOT_GATHERED:
+                self.clock.seconds = [perf_counter() - began_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
                 return batch
         if not self.work.keyed:
             return self.run(task, number)
@@ -208,22 +217,25 @@ class Worker:
         words = steps.words(samples, seed) if seeded else ()
         keys = Keys(seed, task.epoch, steps.positions[samples].tolist(), words)
         indices = steps.indices[samples].tolist()
+        self.clock.start()
         data = self._fetcher.fetch(indices, keys, seeded, task.step)
         return self._collate(data, indices, keys, seeded, task)
 
     def _sampled(self, index: Any, number: int, seeded: bool) -> Any:
         whole = index if self.work.batched else [index]
         keys = Keys(self.work.base_seed + (0 if self.work.by_number else self.worker_id), number, _PLACES)
+        self.clock.start()
         data = self._fetcher.fetch(whole, keys, seeded)
         return self._collate(data, whole, keys, seeded)
 
     def _collate(self, data: Any, samples: Any, keys: Keys, seeded: bool, task: PlanTask | None = None) -> Any:
+        self.clock.lap(self._fetcher.stage)
         here.drawing = Drawing(keys, COLLATION)
         converts = self.work.collate_fn is default_convert and not self.work.batched
         if seeded and not (converts and type(data[0]) is torch.Tensor):  # which draws nothing
             seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
         try:
-            return self.work.collate_fn(data if self.work.batched else data[0])
+            batch = self.work.collate_fn(data if self.work.batched else data[0])
         except Exception as error:
             step = "" if task is None else f" of epoch {task.epoch}, step {task.step}"
             note(error, f"while collating samples {reprlib.repr(samples)}{step}")
@@ -232,14 +244,21 @@ class Worker:
                 if empty:
                     note(error, f"None cannot be collated: samples {reprlib.repr(empty)} are None, or hold it")
             raise
+        self.clock.lap(COLLATE)
+        return batch
 
     def _streamed(self, task: StreamTask, seeded: bool) -> Any:
+        self.clock.start()
         if task.stream != self._pass:
             self._open(task.stream, task.epoch, seeded)
         stream, work = self._stream, self.work
         if stream is None:  # it could not begin
             return StreamEnd()
-        merge = work.collate_fn if work.batched else lambda data: work.collate_fn(data[0])
+
+        def merge(data: list[Any]) -> Any:
+            self.clock.lap(READ)
+            return work.collate_fn(data if work.batched else data[0])
+
         wanted = len(task.index) if work.batched else 1
         while stream.again:
             stream.again -= 1
@@ -247,7 +266,9 @@ class Worker:
                 stream.next(wanted, work.drop_last, merge)
         if stream.reread_differs():
             self.remarks.append(REREAD_DIFFERS)
-        return stream.next(wanted, work.drop_last, merge)
+        portion = stream.next(wanted, work.drop_last, merge)
+        self.clock.lap(COLLATE)
+        return portion
 
     def _open(self, number: int, epoch: int, seeded: bool) -> None:
         before, self._pass = self._pass, number

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import cast
 
 from headrace.errors import SlotTooLarge
@@ -17,6 +18,7 @@ from headrace.executors.link.frames import JOINED_BYTES, frame_of_one, read_fram
 from headrace.memory.codec import Slots, lift
 from headrace.memory.pickling import Buffer, Pickler, decode, encode
 from headrace.memory.slots import Loans
+from headrace.telemetry.stages import NO_TIMES
 from headrace.types import IndexTask, PlanTask, Task
 
 LIVENESS_S = 1
@@ -47,9 +49,13 @@ as in `Loan` the slots that come back, and the slots to forget."""
 Loan = tuple[list[int], list[int]]
 """The slots that go back to a worker, and the slots that it is to forget."""
 
-TAIL = struct.Struct("<d2Q")
-"""The last part of an answer: the seconds that the task took, measured by the worker since the rank may hear late; the
-number of answers that the worker has given, this one included; and the worker's process."""
+STAGES = struct.Struct("<8d")
+"""The last part of an answer that comes through Ray's store: its `StageTimes`."""
+
+TAIL = struct.Struct("<8dd2Q")
+"""The last part of an answer over a socket: its `StageTimes`; the seconds that the task took, measured by the worker
+since the rank may hear late; the number of answers that the worker has given, this one included; and the worker's
+process."""
 
 _rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """The rank's ends of all sockets. A forked process must close its copies, or no worker would see its rank die."""
@@ -85,13 +91,25 @@ class Assigned(Future):
         self.key = key
         self.deaths = 0
 
-    def land(self, message: Sequence[Buffer], slots: Slots) -> None:
-        """Fill in a `SlotWriter`'s message, unless another worker was faster: then its slot is given back."""
+    def land(
+        self, message: Sequence[Buffer], slots: Slots, stage_s: Sequence[float] = NO_TIMES, received_s: float = 0.0
+    ) -> None:
+        """Fill in a `SlotWriter`'s message, unless another worker was faster: then its slot is given back.
+
+        Args:
+            message: The message.
+            slots: Where its slot is.
+            stage_s: What the worker spent, in the order of `StageTimes`.
+            received_s: What the rank spent to receive the message, in seconds.
+        """
+        began_s = perf_counter()
         try:
             lifted = lift(message, slots)
             if not self.done():
                 self.size_bytes = sum(map(len, lifted))
+                self.stage_s = stage_s
                 self.resolve_later(partial(decode, lifted))
+                self.transport_s = received_s + perf_counter() - began_s
         except SlotTooLarge as error:
             if not self.done():
                 self.fail(error)
@@ -133,6 +151,8 @@ class Wire:
         loans: The worker's slots.
         outbox: Bytes that the socket has not taken yet.
         garbled: Why the worker's bytes are not an answer; "" as long as they are.
+        received_s: The time spent on reading the message that `heard` is called with, in seconds.
+        stage_s: What the worker spent on the answer that was checked last, in the order of `StageTimes`.
     """
 
     def __init__(
@@ -145,8 +165,10 @@ class Wire:
         self.loans = Loans(descriptors)
         self.outbox: deque[memoryview] = deque()
         self.garbled = ""
+        self.received_s = self._reading_since_s = 0.0
+        self.stage_s: Sequence[float] = NO_TIMES
         self._answers = 0
-        self._frames = read_frames(heard)
+        self._frames = read_frames(partial(self._deliver, heard))
         self._wanted = next(self._frames)
 
     @property
@@ -179,11 +201,12 @@ class Wire:
 
     def receive(self) -> bool:
         """Read what has arrived; return False when the worker has closed its end, or its bytes are not an answer."""
+        self._reading_since_s = perf_counter()
         while True:
             try:
                 count = self.end.recv_into(self._wanted)
             except BlockingIOError:
-                return True
+                break
             except OSError:
                 return False
             if not count:
@@ -198,10 +221,17 @@ class Wire:
                 self.garbled = str(error) if type(error) is ValueError else repr(error)
                 return False
             if not full:  # there was no more
-                return True
+                break
+        self.received_s += perf_counter() - self._reading_since_s  # of a message that is not complete yet
+        return True
+
+    def _deliver(self, heard: Callable[[list[bytearray]], None], parts: list[bytearray]) -> None:
+        self.received_s += perf_counter() - self._reading_since_s
+        heard(parts)
+        self.received_s, self._reading_since_s = 0.0, perf_counter()
 
     def check(self, parts: list[bytearray], pid: int | None) -> float:
-        """Take the `TAIL` off an answer; return how long the task took, in seconds.
+        """Take the `TAIL` off an answer; return how long the task took, in seconds. Its stages are in `stage_s` then.
 
         Args:
             parts: The answer.
@@ -210,12 +240,14 @@ class Wire:
         Raises:
             ValueError: It is not the worker's next answer.
         """
-        task_s, number, by = TAIL.unpack(parts.pop())
+        tail = TAIL.unpack(parts.pop())
+        task_s, number, by = tail[8:]
         self._answers += 1
         if by != pid:
             raise ValueError(f"it comes from process {by}")
         if number != self._answers:
             raise ValueError(f"it is the worker's answer number {number}, where {self._answers} is the next")
+        self.stage_s = tail[:8]
         return cast(float, task_s)
 
     def close(self) -> None:
