@@ -170,6 +170,7 @@ class _Crew:
             del error  # whose traceback holds this frame, which would hold it
             return
         future.remarks.extend(worker.remarks)
+        future.stage_s = worker.clock.seconds
         if moved:
             future.remarks.append(_stream_remark(moved))  # what it read is gone, so it cannot be computed again
         self.false_alarms = 0
@@ -212,6 +213,7 @@ class _Crew:
             future.resolve(refusal)
             return
         outcome, error, drew = self._alone(worker, job, future.remarks, deadline)
+        future.stage_s = worker.clock.seconds
         if job.again and drew is False:
             self.false_alarms += 1
             if self.false_alarms >= FALSE_ALARMS:
