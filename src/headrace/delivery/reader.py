@@ -155,7 +155,7 @@ class Reader(Droppable, Iterator[Any]):
         return self._length()
 
     def _next(self) -> Any:
-        started = perf_counter()
+        started = self._started_s = perf_counter()
         if self._revise is not None:
             with InterruptsHeld():
                 tasks, self._revise = self._revise(), None
@@ -209,6 +209,7 @@ class Reader(Droppable, Iterator[Any]):
         meter = self._meter
         meter.batches += 1
         meter.samples += samples
+        meter.count_stages(direct.clock.seconds)
         nth = self._delivered + 1  # what `_tell_observers` does, without the call
         for observer in self._observers:
             observer.delivering(nth, number, 0, samples, resume)
@@ -250,6 +251,9 @@ class Reader(Droppable, Iterator[Any]):
                 meter.received_bytes += future.size_bytes
                 meter.batches += 1
                 meter.samples += samples
+                future.wait_s = perf_counter() - self._started_s
+                meter.transport_s += future.transport_s
+                meter.count_stages(future.stage_s)
                 self._tell_observers(future.number, future.worker, samples, resume)
                 self._window.remove(future)
                 return batch
