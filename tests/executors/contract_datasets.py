@@ -1,6 +1,7 @@
 """Datasets of the contract suite, at module level so that every start method can pickle them."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,47 @@ class TooFew(BulkReads):
 
     def read_many(self, indices: list[int]) -> list[bytes]:
         return super().read_many([index for index in indices if index != 6])
+
+
+READ_S, DECODE_S, COLLATE_S = 0.003, 0.001, 0.002
+
+
+def spend(cpu_s: float) -> None:
+    """Use a thread's CPU for this long."""
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < cpu_s:
+        pass
+
+
+class Busy(BulkReads):
+    """Every stage takes its time."""
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        spend(READ_S)
+        return super().read_many(indices)
+
+    def decode(self, raw: bytes) -> Any:
+        spend(DECODE_S)
+        return torch.full((1000,), int.from_bytes(raw, "little"))
+
+
+class BusySingly(Busy):
+    """Tells nobody where its time goes."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.decode(self.read_many([index])[0])
+
+
+class BusyStream(IterableDataset[Any]):
+    """Yields from the first worker alone what `Busy` has."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        for index in range(8 if info is None or info.id == 0 else 0):
+            spend(DECODE_S)
+            yield torch.full((1000,), index)
+
+
+def collate_busily(samples: list[Any]) -> Any:
+    spend(COLLATE_S)
+    return torch.stack(samples)

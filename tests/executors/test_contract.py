@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,16 @@ import torch
 from torch.utils.data import IterableDataset
 
 from executors.contract_datasets import (
+    COLLATE_S,
+    DECODE_S,
+    READ_S,
     Broken,
     BrokenDraws,
     BrokenReads,
     BulkReads,
+    Busy,
+    BusySingly,
+    BusyStream,
     Echo,
     Exhausted,
     Large,
@@ -26,9 +32,12 @@ from executors.contract_datasets import (
     Stream,
     TooFew,
     as_list,
+    collate_busily,
     collate_nothing,
 )
 from headrace import DataLoader, ProcessExecutor, RayExecutor, ThreadExecutor
+from headrace.telemetry.stages import StageTimes
+from headrace.telemetry.stats import Meter
 from headrace.testing import FakeDataset
 from rays import RAY
 from waiting import wait_for_reapers
@@ -308,3 +317,45 @@ def test_a_batch_outlives_its_loader(make: Make) -> None:
     del loader
     gc.collect()
     assert flat(batches[0]["square"]) == [[0, 0], [1, 1], [4, 2], [9, 3]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[StageTimes]:
+    """The stage times that readers count, batch by batch."""
+    told: list[StageTimes] = []
+    count = Meter.count_stages
+
+    def listen(meter: Meter, seconds: Sequence[float]) -> None:
+        told.append(StageTimes(*seconds))
+        count(meter, seconds)
+
+    monkeypatch.setattr(Meter, "count_stages", listen)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("dataset", "read_s", "decode_s"),
+    [(Busy(8), READ_S, 4 * DECODE_S), (BusySingly(8), 4 * (READ_S + DECODE_S), 0), (BusyStream(), 4 * DECODE_S, 0)],
+    ids=["pair", "single", "stream"],
+)
+def test_each_batch_tells_what_its_stages_took(
+    make: Make, told: list[StageTimes], dataset: Any, read_s: float, decode_s: float
+) -> None:
+    loader = make(dataset, batch_size=4, collate_fn=collate_busily)
+    assert [batch[:, 0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(told) == 2
+    apart = not isinstance(loader.executor, ThreadExecutor) and loader.executor not in ("thread", "inline")
+    for one in told:
+        assert one.read_cpu_s >= read_s
+        assert one.decode_cpu_s >= decode_s
+        assert one.collate_cpu_s >= COLLATE_S
+        for stage in ("read", "decode", "collate", "encode"):
+            wall_s, cpu_s = (getattr(one, f"{stage}{name}") for name in ("_s", "_cpu_s"))
+            assert wall_s * loader.fetch_threads >= cpu_s * 0.99, "a thread's clock may tick a little late"
+        assert (one.decode_s > 0) == (decode_s > 0)
+        assert (one.encode_s > 0) == (one.encode_cpu_s > 0) == apart
+    stats = loader.stats()
+    sums = [sum(column) for column in zip(*told, strict=True)]
+    assert [getattr(stats, name) for name in StageTimes._fields] == pytest.approx(sums)
+    assert (stats.transport_s > 0) == apart
+    assert stats.transport_s <= stats.elapsed_s
