@@ -100,7 +100,7 @@ def read(
             loader.load_state_dict(state)
         plan = Plan(Shuffled(), LENGTH, BATCH_SIZE, World(rank, size), "exact", SEED)
         reader = iter(loader)
-        for step in range(plan.steps(cursor) if steps is None else min(steps, plan.steps(cursor))):
+        for step in range(plan.steps(0, cursor) if steps is None else min(steps, plan.steps(0, cursor))):
             stream.add(plan.positions(0, step, cursor).tolist(), next(reader))
             if kill and step == 0:
                 pids = pids_of(reader) or [worker.pid for worker in reader._workers]
