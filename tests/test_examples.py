@@ -72,7 +72,7 @@ def command(name: str, executor: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone_told(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What the examples of one process print, inline and on Ray; in one process, which Ray then starts workers for."""
+    """Return what two examples print, inline and on Ray, all in one process: Ray starts workers for each process."""
     names = "ray_single.py", "ray_data_parallel.py"
     commands = [[*command(name, executor), SEPARATOR] for name in names for executor in ("inline", "ray")]
     folder = tmp_path_factory.mktemp("alone")
