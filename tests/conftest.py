@@ -16,6 +16,7 @@ import pytest
 
 from headrace.executors.ray.idle import BENCH
 from rays import is_rays, ray_actors, ray_runs
+from scheduling import RAY, RayApart, group_of
 from waiting import LIMIT_S, wait_for_reapers, wait_until
 
 HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each for the life of the test run
@@ -40,9 +41,19 @@ def _standing_objects() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that plans'
-    tests, which import what makes a process large."""
-    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name == "plan"))
+    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that what
+    imports what makes a process large, plans' tests and integrations."""
+    large = ("plan", "integrations")
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name in large))
+    for item in items:
+        if item.get_closest_marker("ray") and group_of(item.nodeid) != RAY:
+            raise pytest.UsageError(f"{item.nodeid} needs Ray: name it so, or no process is kept for it")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep one of three processes or more for Ray."""
+    return RayApart(config, log) if config.getoption("numprocesses") >= 3 else None
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def test_where_samples_are_made_changes_no_digit(name: str, alone_told: dict[str
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_where_samples_of_ranks_are_made_changes_no_digit(tmp_path: Path) -> None:
+def test_where_samples_of_ranks_are_made_changes_no_digit_on_ray(tmp_path: Path) -> None:
     commands = [command("ray_ddp.py", executor) for executor in ("inline", "ray")]
     check_digits(
         *(Ranks(Path(script), 2, tmp_path, *rest, RAY_ADDRESS=address()).finish() for script, *rest in commands)

@@ -163,7 +163,10 @@ def test_pytorch_geometrics_loaders_make_their_batches(options: dict[str, Any]) 
         edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
         graph = Data(x=torch.arange(6.0)[:, None], edge_index=edges)
         loader = kind(graph, node_sampler=Neighbours(), batch_size=2, **own)
-        return [[(batch.x.tolist(), batch.batch_size) for batch in loader] for _ in range(2)]
+        read = [[(batch.x.tolist(), batch.batch_size) for batch in loader] for _ in range(2)]
+        if kind is NodeLoader and own.get("persistent_workers"):
+            loader._iterator._shutdown_workers()  # torch's, collected as garbage, wait 5 s for each worker
+        return read
 
     torchs = {name: value for name, value in options.items() if name != "seed"}
     assert batches(OwnLoader, **options) == batches(NodeLoader, **torchs)

@@ -105,7 +105,7 @@ def test_what_splits_itself_is_left_alone(shards: list[str], monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_ranks_share_the_shards_wherever_they_are_read(shards: list[str], tmp_path: Path) -> None:
+def test_ranks_share_the_shards_wherever_they_are_read_also_on_ray(shards: list[str], tmp_path: Path) -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address
