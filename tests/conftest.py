@@ -53,7 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep one of three processes or more for Ray."""
-    return RayApart(config, log) if config.getoption("numprocesses") >= 3 else None
+    enough = config.getoption("dist") == "load" and (config.getoption("numprocesses") or 0) >= 3
+    return RayApart(config, log) if enough else None
 
 
 @pytest.fixture(scope="session")
