@@ -21,11 +21,12 @@ from torch.utils.data import get_worker_info
 from headrace import DataLoader, DeliveryTimeout, WorkerDied
 from headrace.executors.process import peer as executor
 from headrace.testing import FakeDataset
-from waiting import LIMIT_S, wait_for_reapers
+from waiting import LIMIT_S, wait_for_reapers, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:epoch 0 was abandoned")
 
-SECONDS_TO_EXIT = 5.0
+SECONDS = 30.0
+"""What "within seconds" is at most where workers have to end, on a machine that has much else to do."""
 
 
 Modes = pytest.mark.parametrize("options", [{}, {"seed": 0}], ids=["parity", "plan"])
@@ -79,7 +80,7 @@ ENDLESS = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-def test_workers_of_a_rank_that_is_killed_in_the_middle_are_gone_in_two_seconds(
+def test_workers_of_a_rank_that_is_killed_in_the_middle_are_gone_within_seconds(
     tmp_path: Path, start_method: str
 ) -> None:
     with run_script(tmp_path, ENDLESS, start_method) as rank:
@@ -87,7 +88,7 @@ def test_workers_of_a_rank_that_is_killed_in_the_middle_are_gone_in_two_seconds(
         workers = [psutil.Process(int(pid)) for pid in rank.stdout.readline().split()]
         assert len(workers) == 2
         rank.kill()
-        _, alive = psutil.wait_procs(workers, timeout=2)
+        _, alive = psutil.wait_procs(workers, timeout=SECONDS)
         assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]  # init reaps in its own time
 
 
@@ -98,7 +99,7 @@ BUSY = """
 
     def be_long():
         os.write(1, b"%d\\n" % os.getpid())
-        ctypes.PyDLL(None).sleep(60)  # which no Python code interrupts, of no thread
+        ctypes.PyDLL(None).sleep(300)  # which no Python code interrupts, of no thread
 
     if __name__ == "__main__":
         loader = DataLoader(Numbers(be_long), sampler=[5] * 4, num_workers=2, multiprocessing_context=sys.argv[1])
@@ -121,7 +122,7 @@ def test_workers_in_the_middle_of_a_long_sample_go_with_their_rank(
         assert rank.stdout is not None
         workers = [psutil.Process(int(rank.stdout.readline())) for _ in range(2)]
         rank.kill()
-        _, alive = psutil.wait_procs(workers, timeout=2)
+        _, alive = psutil.wait_procs(workers, timeout=SECONDS)
         assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]  # init reaps in its own time
 
 
@@ -155,7 +156,7 @@ def test_a_script_that_ends_in_its_loop(tmp_path: Path, options: str, then: str,
         began = time.monotonic()
         last_words = rank.stderr.read()  # until the last process that holds it has ended
         assert rank.wait(LIMIT_S) == code
-        assert time.monotonic() - began < SECONDS_TO_EXIT
+        assert time.monotonic() - began < SECONDS
     if complaint:
         assert last_words.count("Traceback") == 1
         assert last_words.splitlines()[-1] == complaint
@@ -328,10 +329,7 @@ def test_a_child_of_a_worker_does_not_keep_it_alive(options: dict[str, Any], mon
     reader = iter(DataLoader(Forking(pipe, writer), num_workers=2, **options))
     workers = [worker.pid for worker in reader._workers]
     assert [int(one) for one in reader] == list(range(12))
-    deadline = time.monotonic() + LIMIT_S
-    while any(psutil.pid_exists(pid) for pid in workers):  # psutil's own way to wait would take the exit status
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    wait_until(lambda: not any(map(psutil.pid_exists, workers)))  # psutil's own way would take the exit status
     os.close(writer)
     os.close(pipe)
 
@@ -364,7 +362,7 @@ def test_a_forked_copy_of_the_rank_does_no_harm(tmp_path: Path, options: dict[st
         assert numbers == list(range(60)), numbers
     """
     with run_script(tmp_path, program) as rank:
-        _, last_words = rank.communicate(timeout=LIMIT_S)
+        _, last_words = rank.communicate(timeout=LIMIT_S * 3)
         assert rank.returncode == 0, last_words
 
 

@@ -34,7 +34,7 @@ from headrace import (
 from headrace.testing import FakeDataset
 from parity_tools import LOADERS, Raised, attempt, same, seed_everything
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
 
 class Numbers(IterableDataset[int]):

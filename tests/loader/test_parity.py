@@ -24,7 +24,7 @@ from parity_tools import (
     two_epochs,
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,7 @@ from headrace import DataLoader
 from parity_tools import LOADERS, Raised, assert_parity, attempt, steps
 from waiting import wait_for_reapers
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 MAP, STREAM = data.Drawing(), data.Stream()
 

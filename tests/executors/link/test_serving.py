@@ -16,7 +16,7 @@ from headrace.memory.codec import SlotWriter
 from headrace.memory.slots import Ring
 from headrace.types import PlanTask
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 class Stub:

@@ -169,7 +169,7 @@ def test_a_death_is_noticed_where_children_are_ignored(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment, check=False)
     assert "WorkerDied: DataLoader worker" in done.stderr
 
 
@@ -195,7 +195,7 @@ def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_end
         """)
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    subprocess.run([sys.executable, str(script), str(tmp_path)], timeout=60, env=environment, check=True)
+    subprocess.run([sys.executable, str(script), str(tmp_path)], timeout=180, env=environment, check=True)
     assert sorted(path.name for path in tmp_path.glob("worker *")) == ["worker 0", "worker 1", "worker 2"]
 
 

@@ -256,7 +256,7 @@ except RuntimeError:
 @pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2), (LATE, 4)])
 def test_the_interpreter_ends_while_threads_compute(last: str, code: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True, text=True, timeout=180, check=False
     )
     assert (done.returncode, done.stdout) == (code, "tensor([0]) tensor([1])\n")
     assert "Fatal" not in done.stderr
