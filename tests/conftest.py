@@ -17,10 +17,14 @@ from hypothesis import settings
 
 from headrace.executors.ray.idle import BENCH
 from rays import is_rays, ray_actors, ray_runs
+from scripts import ScriptServer
 from waiting import LIMIT_S, wait_for_reapers, wait_until
 
 settings.register_profile("headrace", deadline=None, derandomize=True)  # a busy machine breaks any deadline
 settings.load_profile("headrace")
+
+SERVERS: set[int] = set()
+"""Processes of tests' own that serve the whole run."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +35,15 @@ def _standing_helpers() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # also for ranks, which are several on this machine
         forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[ScriptServer]:
+    """Start what scripts are forked from."""
+    server = ScriptServer()
+    SERVERS.add(server.pid)
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +106,7 @@ def _last_process() -> str:
 
 def _children() -> list[psutil.Process]:
     """Return the processes that were started from here, but those that serve the whole run."""
-    servers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
+    servers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid, *SERVERS}
     started = psutil.Process().children(recursive=True)
     return [child for child in started if child.pid not in servers and not _is_rays(child)]
 
