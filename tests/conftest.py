@@ -54,9 +54,10 @@ def _standing_objects() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that plans'
-    tests, which import what makes a process large."""
-    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name == "plan"))
+    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that what
+    imports much, since to fork a large process takes long."""
+    rooms = ("plan", "integrations")
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name in rooms))
 
 
 @pytest.fixture(scope="session")
