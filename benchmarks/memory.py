@@ -50,10 +50,11 @@ class Uncounted:
         return self
 
     def __next__(self) -> Any:
-        direct = self.reader._direct
-        if direct is None:
+        staged = self.reader._staging.batches
+        self.reader._compute(self.reader._direct)
+        if not staged:
             raise StopIteration
-        return self.reader._compute(direct)
+        return staged.popleft()[3]
 
 
 def memory() -> Iterator[Row]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import StateMismatch
-from headrace.loader.agreement import compare, gather, verify
+from headrace.loader.agreement import compare, facts_of_all_ranks, verify
 
 SAME: dict[str, Any] = {
     "dataset_length": 50_000,
@@ -114,7 +114,7 @@ def test_a_thousand_ranks_stay_readable() -> None:
 
 
 def test_without_a_group_there_is_one_rank() -> None:
-    assert gather({"epoch": 3}) == [{"epoch": 3}]
+    assert facts_of_all_ranks({"epoch": 3}) == [{"epoch": 3}]
 
 
 def test_what_a_rank_raises_is_the_cause() -> None:

@@ -67,7 +67,7 @@ def group_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 @pytest.mark.filterwarnings("ignore:(tail|seed) is ignored")
 def test_mode_in_a_world_of_one(options: dict[str, Any], planned: bool) -> None:
-    assert DataLoader(FakeDataset(5), **options)._schedule.planned() is planned
+    assert DataLoader(FakeDataset(5), **options)._source.planned() is planned
 
 
 def test_a_group_puts_the_loader_under_a_plan(group_of: Any) -> None:

@@ -1,4 +1,4 @@
-"""Page-locked memory for the current accelerator, under torch's rules and warnings."""
+"""Page-locked memory for the current accelerator, by torch's rules and with torch's warnings."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 
 def pinning(wanted: bool, device: str) -> Callable[[Any], Any] | None:
-    """Return what pins a batch, or None where `pin_memory` was not asked for or is not to be had.
+    """Return the function that pins a batch; None where `pin_memory` is off or no accelerator can use it.
 
     Args:
         wanted: The loader's `pin_memory`.

@@ -1,4 +1,4 @@
-"""Readers: the iterators a loader hands out. A bounded window of futures; taking from its left is the ordering."""
+"""Readers: the iterators that a loader returns. Futures wait in a bounded window, batches in a staging queue."""
 
 import warnings
 from collections import Counter, deque
@@ -9,8 +9,10 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from headrace.delivery.staging import Staged, StagingQueue
 from headrace.errors import DeliveryTimeout
 from headrace.executors.base import Future, Pool
+from headrace.progress.base import Observer, Pass
 from headrace.system.interrupts import Droppable, InterruptsHeld
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
@@ -25,14 +27,16 @@ class Delivery:
     """How batches reach the user.
 
     Attributes:
-        ahead: Tasks handed out before the first batch is asked for, and kept outstanding: prefetch × workers;
-            0 for inline work.
-        in_order: Whether batches come in the order of their tasks, or as they are done.
-        in_turn: Whether tasks go round the workers strictly, as torch deals them, or to the least loaded.
-        streams: Whether each worker reads a copy of its own, so that a task is for whoever has some of it left.
-        quick_tasks: Whether tasks come from our own code, at once, rather than from a sampler of the user's.
-        timeout_s: How long a batch may take, in seconds; 0 for ever.
-        transforms: What turns a worker's batch into the user's, applied in this order.
+        ahead: Number of tasks that are submitted before the first batch is asked for, and kept outstanding:
+            prefetch_factor × workers; 0 for inline work.
+        in_order: Whether batches are delivered in the order of their tasks, or as they are completed.
+        in_turn: Whether tasks go to the workers round robin, as torch deals them, or to the least loaded worker.
+        streams: Whether each worker reads its own copy of an iterable dataset: a worker whose copy is at its end gets
+            no more tasks.
+        quick_tasks: Whether tasks come from the package's own code rather than from the user's sampler.
+        timeout_s: Time limit for a batch, in seconds; 0 for none.
+        transforms: Functions that turn a worker's batch into the user's, applied in this order.
+        staged_ahead: Number of batches that are staged in addition to the one that is delivered next.
     """
 
     ahead: int = 0
@@ -42,99 +46,52 @@ class Delivery:
     quick_tasks: bool = True
     timeout_s: float = 0
     transforms: tuple[Callable[[Any], Any], ...] = ()
-
-
-class Observer:
-    """What a reader tells about its progress; the methods do nothing unless overridden."""
-
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
-        """A batch, or the error in its place, is about to be handed over. Interrupted, it comes again.
-
-        Args:
-            nth: How many that makes in the pass, from 1.
-            number: Which of the pass's tasks it was, from 0.
-            worker: Who computed it.
-            samples: How many it holds.
-            resume: The place after it in a worker's copy of an iterable dataset; None elsewhere, and after an error.
-        """
-
-    def exhausted(self, worker: int, of_dataset: Any) -> None:
-        """A worker's copy of an iterable dataset is at its end, with this state of its own, if it keeps one."""
-
-    def ended(self, finished: bool) -> None:
-        """The pass is over: everything was delivered, or the reader was dropped before."""
+    staged_ahead: int = 0
 
 
 class Reader(Droppable, Iterator[Any]):
-    """One pass over an epoch.
+    """The iterator over one pass: it asks the workers for batches, stages them in order, and delivers them.
 
     Args:
-        pool: Running workers; the reader's reference keeps them alive.
-        tasks: What to ask for, in order.
+        pool: Running workers; they end when nothing refers to the pool.
+        reading: The pass.
         delivery: How the batches reach the user.
-        length: What `len()` of the reader is.
-        keep_pool: Whether the pool outlives the pass.
-        size: Counts the samples of a task's batch; those of an iterable dataset say it themselves.
-        meter: Where batches, samples and waiting are counted.
-        observers: Told of the progress.
-        revise: Asked once, before the first batch: other tasks to do instead, or None.
-        again: Where tasks may be asked for again: yields those from a number on.
-        first_worker: Who gets the first task, where they go round.
+        meter: Counts batches, samples and waiting.
+        keep_pool: Whether the pool stays open after the pass.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        tasks: Iterator[Task],
-        delivery: Delivery,
-        length: Callable[[], int],
-        *,
-        size: Callable[[Task], int],
-        meter: Meter,
-        keep_pool: bool = False,
-        observers: Sequence[Observer] = (),
-        revise: Callable[[], Iterator[Task] | None] | None = None,
-        again: Callable[[int], Iterator[Task]] | None = None,
-        first_worker: int = 0,
-    ) -> None:
+    def __init__(self, pool: Pool, reading: Pass, delivery: Delivery, meter: Meter, keep_pool: bool = False) -> None:
         self._pool: Pool | None = pool
         self._delivery = delivery
-        self._length = length
-        self._size = size
         self._meter = meter
         self._keep_pool = keep_pool
-        self._again = again
-        self._first_worker = first_worker
+        self._staging = StagingQueue(delivery.staged_ahead)
         self._observers: Sequence[Observer] = ()
-        self.restart(tasks, observers, revise)
-        self._first_worker = 0
+        self.restart(reading)
 
-    def restart(
-        self,
-        tasks: Iterator[Task],
-        observers: Sequence[Observer],
-        revise: Callable[[], Iterator[Task] | None] | None = None,
-    ) -> None:
-        """Begin a pass with the same workers; what they still owe of the pass before is thrown away."""
+    def restart(self, reading: Pass) -> None:
+        """Begin a pass with the same workers; their unanswered tasks of the pass before are dropped."""
         self._end(finished=False)
-        self._observers = observers
-        self._revise = revise
+        self._pass = reading
+        self._size = reading.size
+        self._observers = (reading, *reading.observers)
+        self._may_move = True  # before the first batch, `set_epoch` still changes what is read
         self._delivered = 0
-        self._last = 0.0
-        self._held: tuple[Task, Any] | None = None  # computed, but not handed over yet
-        self._prefetch(tasks)
+        self._last_s = 0.0
+        self._prefetch(reading.tasks())
 
     def _prefetch(self, tasks: Iterator[Task]) -> None:
         assert self._pool is not None
+        self._staging.clear()
         self._direct = self._pool.direct
         self._tasks = tasks
         self._task: Task | None = None
         self._window: deque[Future] = deque()
-        self._streams = set(range(self._pool.workers))  # the workers that have something left to give
-        self._turn = self._first_worker
-        self._number = 0  # of the next task, handed out or computed here
+        self._streams = set(range(self._pool.workers))  # workers whose copy of an iterable dataset is not at its end
+        self._turn = self._pass.first_worker
+        self._number = 0  # of the next task that is submitted, or computed here
         self._filled = False
-        # Who begins pass after pass and reads none must not pile up tasks.
+        # Passes that begin one after another without reading must not accumulate tasks.
         if self._pool.owed <= self._delivery.ahead:
             self._fill()
         self._pool.launch()
@@ -151,116 +108,141 @@ class Reader(Droppable, Iterator[Any]):
         return self._next()
 
     def __len__(self) -> int:
-        return self._length()
+        return self._pass.length()
 
     def _next(self) -> Any:
-        started = perf_counter()
-        if self._revise is not None:
+        started_s = perf_counter()
+        if self._may_move:
             with InterruptsHeld():
-                tasks, self._revise = self._revise(), None
+                self._may_move = False
+                tasks = self._pass.revised()
                 if tasks is not None:
                     self._prefetch(tasks)
         try:
-            return self._await() if self._direct is None else self._compute(self._direct)
+            staging, direct = self._staging, self._direct
+            staged = staging.batches
+            if direct is not None and direct.remarks:  # left over: a warnings filter made an earlier remark an error
+                self._heed(direct.remarks)
+            while len(staged) <= staging.ahead and not staging.ended:
+                if direct is not None:
+                    self._compute(direct)
+                else:
+                    self._await()
+            return self._deliver(staged) if staged else self._finish()
         finally:
-            meter, now = self._meter, perf_counter()
-            meter.wait_s += now - started
-            meter.elapsed_s += now - (self._last or started)
-            self._last = now
+            meter, now_s = self._meter, perf_counter()
+            meter.wait_s += now_s - started_s
+            meter.elapsed_s += now_s - (self._last_s or started_s)
+            self._last_s = now_s
 
-    def _compute(self, direct: Worker) -> Any:
-        """Compute the next batch in the caller's thread, with as little around it as can be."""
-        held = self._held
-        if held is None:
+    def _deliver(self, staged: deque[Staged]) -> Any:
+        """Return the first staged batch and count it, or raise the error in its place."""
+        number, worker, samples, batch, resume, received_bytes, error = staged[0]
+        nth, last = self._delivered + 1, self._staging.ended and len(staged) == 1
+        for observer in self._observers:  # inlined `_tell_observers`
+            observer.delivering(nth, number, worker, samples, resume, last)
+        self._delivered = nth
+        if error is not None:
+            staged.popleft()
             try:
-                for task in self._tasks:  # faster than next()
-                    try:
-                        outcome = direct.run_inline(task)
-                    except BaseException as error:
-                        if self._again is None or not isinstance(error, KeyboardInterrupt):  # torch goes on behind it
-                            self._tell_observers(self._number, 0, self._size(task))
-                            self._number += 1
-                            self._heed(direct.remarks)
-                        raise
-                    if type(outcome) is not StreamEnd:
-                        self._held = held = task, outcome
-                    else:
-                        self._tell_end(0, outcome)
-                    break
-            except KeyboardInterrupt:
-                if self._again is not None:  # it may have ended the iterator of tasks, or a task's computation
-                    self._tasks = self._again(self._number + (self._held is not None))
-                raise
-        if direct.remarks:
-            self._heed(direct.remarks)
-        if held is None:
-            self._finish()
-        task, batch = held
-        number, resume = self._number, None
-        try:
-            samples = self._size(task)
-            if type(batch) is Portion or self._delivery.transforms:
-                samples, batch, resume = self._transformed(batch, samples)
-        except Exception:
-            self._tell_observers(number, 0, self._size(task))
-            self._number, self._held = number + 1, None
-            raise
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         meter = self._meter
         meter.batches += 1
         meter.samples += samples
-        nth = self._delivered + 1  # what `_tell_observers` does, without the call
-        for observer in self._observers:
-            observer.delivering(nth, number, 0, samples, resume)
-        self._delivered = nth
-        self._number = number + 1
-        self._held = None
+        meter.received_bytes += received_bytes
+        staged.popleft()
         return batch
 
-    def _await(self) -> Any:
-        """Wait for the next batch from the workers. It leaves the window last: until then its turn comes again."""
+    def _compute(self, direct: Worker) -> None:
+        """Compute the next batch in the caller's thread and stage it. Every microsecond counts here."""
+        staged = self._staging.batches
+        try:
+            for task in self._tasks:  # faster than next()
+                number, resume = self._number, None
+                try:
+                    outcome = direct.run_inline(task)
+                    samples = self._size(task)
+                    if type(outcome) is Portion or self._delivery.transforms:
+                        samples, outcome, resume = self._transformed(outcome, samples)
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt) and self._pass.repeatable:
+                        raise
+                    self._number = number + 1  # the next task follows, as in torch
+                    raises = self._replace_by(error, number, 0, self._size(task))
+                    self._heed(direct.remarks)
+                    if raises:
+                        raise
+                    break
+                if type(outcome) is StreamEnd:
+                    self._tell_end(0, outcome)
+                    self._staging.ended = True
+                else:
+                    staged.append((number, 0, samples, outcome, resume, 0, None))
+                    self._number = number + 1
+                break
+            else:
+                self._staging.ended = True
+        except KeyboardInterrupt:  # it may have ended the iterator of tasks, or interrupted a task
+            if self._pass.repeatable:
+                self._number = max(self._number, staged[-1][0] + 1 if staged else 0)
+                self._tasks = self._pass.tasks(self._number)
+            raise
+        if direct.remarks:
+            self._heed(direct.remarks)
+
+    def _await(self) -> None:
+        """Wait for the next batch from the workers and stage it. Its future stays in the window until then."""
         if not self._filled:
             self._fill()
-        while self._pool is not None:
-            if not self._window:
-                self._finish()
-            future = self._next_done()
-            try:
-                outcome = future.result()
-                if type(outcome) is not StreamEnd:
-                    samples, batch, resume = self._transformed(outcome, future.samples)
-            except BaseException as error:
-                if future.raised(error):
-                    self._tell_observers(future.number, future.worker, future.samples)
-                    self._window.remove(future)
-                    future.clear()
-                    self._submit_next()
-                    self._heed(future.remarks)
-                raise
-            if future.remarks:
-                self._heed(future.remarks)
+        if not self._window:
+            self._staging.ended = True
+            return
+        future = self._next_done()
+        try:
+            outcome = future.result()
             if type(outcome) is not StreamEnd:
-                try:
-                    self._submit_next()
-                except Exception:  # the user's sampler raised: with torch, too, its error takes this batch's place
-                    self._window.remove(future)
-                    self._tell_observers(future.number, future.worker, future.samples)
-                    raise
-                meter = self._meter
-                meter.received_bytes += future.size_bytes
-                meter.batches += 1
-                meter.samples += samples
-                self._tell_observers(future.number, future.worker, samples, resume)
+                samples, batch, resume = self._transformed(outcome, future.samples)
+        except BaseException as error:
+            raises = True
+            if future.raised(error):
+                raises = self._replace_by(error, future.number, future.worker, future.samples)
                 self._window.remove(future)
-                return batch
-            self._window.remove(future)
-            if future.worker in self._streams:
-                self._streams.remove(future.worker)
-                self._tell_end(future.worker, outcome)
+                future.clear()
                 self._submit_next()
-        raise StopIteration
+                self._heed(future.remarks)
+            if raises:
+                raise
+            return
+        if future.remarks:
+            self._heed(future.remarks)
+        if type(outcome) is not StreamEnd:
+            number, worker = future.number, future.worker
+            try:
+                self._submit_next(future, (number, worker, samples, batch, resume, future.size_bytes, None))
+            except Exception as error:  # from the user's sampler: as in torch, it takes this batch's place
+                self._window.remove(future)
+                if self._replace_by(error, number, worker, future.samples):
+                    raise
+            return
+        self._window.remove(future)
+        if future.worker in self._streams:
+            self._streams.remove(future.worker)
+            self._tell_end(future.worker, outcome)
+            self._submit_next()
+
+    def _replace_by(self, error: BaseException, number: int, worker: int, samples: int) -> bool:
+        """Put an error into the place of a batch; return whether to raise it now: no staged batch comes before it."""
+        staged = self._staging.batches
+        if staged and isinstance(error, Exception):
+            staged.append((number, worker, samples, None, None, 0, error))
+            return False
+        self._tell_observers(number, worker, samples)
+        return True
 
     def _transformed(self, outcome: Any, samples: int) -> tuple[int, Any, Any]:
-        """Return how many samples a batch holds, the batch as the user gets it, and its dataset's state if any."""
+        """Return the number of samples, the batch as the user gets it, and the place in the stream, if it has one."""
         resume = None
         if type(outcome) is Portion:
             samples, outcome, resume = outcome
@@ -269,7 +251,7 @@ class Reader(Droppable, Iterator[Any]):
         return samples, outcome, resume
 
     def _heed(self, remarks: list[Remark]) -> None:
-        """Pass on what a worker has to say, each remark once. If a filter makes one an error, the batch comes next."""
+        """Issue each remark of a worker once. If a warnings filter makes one an error, the batch comes next."""
         while remarks:
             remark = remarks.pop(0)
             if isinstance(remark, str):
@@ -283,36 +265,48 @@ class Reader(Droppable, Iterator[Any]):
             self._shutdown_workers()
         raise StopIteration
 
-    def _submit_next(self) -> None:
-        """Ask for the next batch, unless there is none, or no worker that could compute it."""
-        pool, delivery = self._pool, self._delivery
-        assert pool is not None
-        # An interrupt would end a generator for good. What the user's sampler does may be interrupted all the same; a
-        # task that it gave must not be lost by that.
+    def _submit_next(self, done: Future | None = None, staged: Staged | None = None) -> None:
+        """Ask for the next batch, unless there is none or no worker that could compute it.
+
+        Args:
+            done: A future that then leaves the window; no interrupt comes between.
+            staged: Its batch, which is staged at the same time.
+        """
+        delivery = self._delivery
+        # An interrupt ends a generator for good. The user's sampler may be interrupted all the same, but a task that it
+        # has yielded must not be lost.
         if not delivery.quick_tasks:
             self._draw()
         with InterruptsHeld():
             if delivery.quick_tasks:
                 self._draw()
-            task, self._task = self._task, None
-            if task is None:
-                return
-            worker = None
-            if delivery.in_turn:
-                while (worker := self._turn % pool.workers) not in self._streams:
-                    self._turn += 1
+            self._submit()
+            if done is not None and staged is not None:
+                self._window.remove(done)
+                self._staging.batches.append(staged)
+
+    def _submit(self) -> None:
+        pool, delivery = self._pool, self._delivery
+        assert pool is not None
+        task, self._task = self._task, None
+        if task is None:
+            return
+        worker = None
+        if delivery.in_turn:
+            while (worker := self._turn % pool.workers) not in self._streams:
                 self._turn += 1
-            elif delivery.streams:
-                worker = self._least_loaded()
-            future = pool.submit(task, worker)
-            future.worker = future.worker if worker is None else worker
-            future.samples = self._size(task)
-            future.number = self._number
-            self._number += 1
-            self._window.append(future)
+            self._turn += 1
+        elif delivery.streams:
+            worker = self._least_loaded()
+        future = pool.submit(task, worker)
+        future.worker = future.worker if worker is None else worker
+        future.samples = self._size(task)
+        future.number = self._number
+        self._number += 1
+        self._window.append(future)
 
     def _least_loaded(self) -> int:
-        """Return the worker that has least to do of those whose streams have not ended; of several the next in turn."""
+        """Return the worker with the fewest open tasks whose stream has not ended; among equals, the next in turn."""
         owing = Counter(future.worker for future in self._window if not future.done())
         first, workers = self._turn, cast(Pool, self._pool).workers
         worker = min(self._streams, key=lambda one: (owing[one], (one - first) % workers))
@@ -324,18 +318,18 @@ class Reader(Droppable, Iterator[Any]):
             self._task = next(self._tasks, None)
 
     def _next_done(self) -> Future:
-        """Wait for the next batch in the order agreed."""
+        """Wait until the next future to be delivered is done, and return it."""
         assert self._pool is not None
         candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
         if not self._pool.wait(candidates, self._delivery.timeout_s or None):
             raise _late(self._delivery.timeout_s, self._pool.describe(self._window))
         return next(filter(Future.done, candidates))
 
-    def _tell_observers(self, number: int, worker: int, samples: int, resume: Any = None) -> None:
-        """Tell of the batch, or the error, that the user is about to get."""
+    def _tell_observers(self, number: int, worker: int, samples: int) -> None:
+        """Tell the observers of an error that is about to be raised in the place of a batch."""
         nth = self._delivered + 1
         for observer in self._observers:
-            observer.delivering(nth, number, worker, samples, resume)
+            observer.delivering(nth, number, worker, samples, None, False)
         self._delivered = nth
 
     def _tell_end(self, worker: int, end: StreamEnd) -> None:
@@ -358,12 +352,12 @@ class Reader(Droppable, Iterator[Any]):
 
     @property
     def broken(self) -> bool:
-        """Whether its workers can no longer do all their work."""
+        """Whether its pool is closed or has lost a worker for good."""
         return self._pool is None or self._pool.broken
 
     @property
     def base_seed(self) -> int:
-        """What its workers' torch seeds count from."""
+        """The base seed of its workers: torch's seed of worker i is base_seed + i."""
         assert self._pool is not None
         return self._pool.work.base_seed
 
@@ -385,26 +379,3 @@ def _late(timeout_s: float, why: str) -> DeliveryTimeout:
     error = DeliveryTimeout(f"DataLoader timed out after {timeout_s} seconds")
     error.add_note(f"headrace: {why}")
     return error
-
-
-class PromisedLength(Observer):
-    """Warns, as torch does, when an iterable dataset yields more than its `len()` has said."""
-
-    def __init__(self, dataset: Any, promised: int, processes: bool) -> None:
-        self._dataset, self._promised, self._processes = dataset, promised, processes
-
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
-        """Warn where the count exceeds the promise."""
-        if nth <= self._promised:
-            return
-        message = (
-            f"Length of IterableDataset {self._dataset} was reported to be {self._promised}"
-            f"(when accessing len(dataloader)), but {nth} samples have been fetched. "
-        )
-        if self._processes:
-            message += (
-                "For multiprocessing data-loading, this could be caused by not properly configuring the "
-                "IterableDataset replica at each worker. Please see "
-                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
-            )
-        warnings.warn(message, stacklevel=6)

@@ -1,34 +1,34 @@
-"""Hugging Face Accelerate's bookkeeping, kept by a loader that Accelerate hands back as it is.
+"""Hugging Face Accelerate: a loader that splits the data itself does the work of Accelerate's own wrapper.
 
-Accelerate asks each loader whether it is prepared already (`_is_accelerate_prepared`). One that splits the
-data itself says yes, and then owes what Accelerate's own wrapper would do: announce itself while it is
-iterated, mark the last batch, say how many samples of that are no pads, put batches on the device, and heed
-the `DataLoaderConfiguration`. That is kept by the `Accelerator` alone, which does not show itself to a loader
-it hands back. Therefore two of its public methods are wrapped, and tell the loader first.
+Accelerate asks each loader whether it is prepared already (`_is_accelerate_prepared`). A loader that splits the data by
+itself answers yes, and `prepare` returns it unchanged. The loader must then do what Accelerate's wrapper does:
+register while it is iterated, mark the last batch, count the samples of that batch that are no pads, put batches on the
+device, and follow the `DataLoaderConfiguration`. Only the `Accelerator` has that configuration, and it does not pass
+itself to a loader that it returns unchanged. Therefore two of its methods are wrapped: they tell the loader first.
 """
 
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple
 
-from headrace.delivery.reader import Observer
 from headrace.errors import bad_value, whole_number
 from headrace.plan.plan import MAX_SEED
-from headrace.system.interrupts import Droppable, InterruptsHeld
+from headrace.progress.base import Observer
+from headrace.progress.source import Kind
 from headrace.worker.sharing import StreamShare
 
 
 class Settings(NamedTuple):
-    """What each pass of a loader needs of the `Accelerator` that has prepared it.
+    """The settings of the `Accelerator` that prepared a loader, as each pass needs them.
 
     Attributes:
         on_device: Whether batches are put on Accelerate's device.
         non_blocking: Whether that need not wait for the copy.
-        rng_types: The generators to give rank 0's state at the beginning of each pass.
+        rng_types: The generators that take rank 0's state at the beginning of each pass.
     """
 
     on_device: bool = True
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 
 class AccelerateLink(Observer):
-    """Ties one pass of a loader to the Accelerate state of this process.
+    """Reports one pass of a loader to the Accelerate state of this process.
 
     Args:
         loader: Gets the attributes `end_of_dataloader` and `remainder`, which Accelerate reads.
@@ -53,118 +53,41 @@ class AccelerateLink(Observer):
         self._device = accelerate.PartialState().device
         self._send = accelerate.utils.send_to_device
         self._settings = settings
-        self._loader = weakref.ref(loader)  # the loader may hold the reader that holds this
+        self._loader = weakref.ref(loader)  # the loader may refer to the reader, which refers to this
         self._steps, self._remainder = steps, remainder
         self._announced = False
 
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
-        """Announce the loader at its first batch, and mark its last."""
-        self.announce()
-        if nth == self._steps():
-            self.last()
-
-    def announce(self) -> None:
-        """Let Accelerate know that the loader is being read."""
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
+        """Register the loader at its first batch, and mark its last."""
         loader = self._loader()
-        if loader is not None and not self._announced:
+        if loader is None:
+            return
+        if not self._announced:
             self._announced = True
             loader.end_of_dataloader, loader.remainder = False, self._remainder
             self._gradient_state._add_dataloader(loader)
-
-    def last(self) -> None:
-        """Mark the batch about to be delivered as the last."""
-        loader = self._loader()
-        if loader is not None:
+        if last or nth == self._steps():
             loader.end_of_dataloader = True
 
     def ended(self, finished: bool) -> None:
-        """Withdraw the loader; Accelerate forgets by itself one that is gone."""
+        """Remove the loader from the register; Accelerate itself drops a loader that is deleted."""
         loader = self._loader()
         if loader is not None and self._announced:
             self._announced = False
             self._gradient_state._remove_dataloader(loader)
 
     def to_device(self, batch: Any) -> Any:
-        """Put a batch on Accelerate's device, unless that is not wanted."""
+        """Put a batch on Accelerate's device, unless placement is turned off."""
         settings = self._settings
         return self._send(batch, self._device, settings.non_blocking) if settings.on_device else batch
 
 
-class Told(Observer):
-    """Keeps what a reader tells, for another to pass on."""
-
-    def __init__(self) -> None:
-        self.all: list[tuple[int, int, int, int, Any]] = []
-        self.ends: list[tuple[int, Any]] = []
-
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
-        """Keep it."""
-        self.all.append((nth, number, worker, samples, resume))
-
-    def exhausted(self, worker: int, of_dataset: Any) -> None:
-        """Keep it."""
-        self.ends.append((worker, of_dataset))
-
-
-class OneAhead(Droppable, Iterator[Any]):
-    """Holds one batch back, to know the last of a stream whose length nobody knows; and what is told of it.
-
-    It tells the link and the observers itself, since the reader is at its end a batch before the user is.
-
-    Args:
-        link: Accelerate's books.
-        observers: Told of a batch when the user gets it.
-
-    Attributes:
-        reader: Whose batches it hands out.
-        told: What the reader tells; an object of its own, lest the two hold each other.
-    """
-
-    reader: Iterator[Any]
-
-    def __init__(self, link: AccelerateLink, observers: Sequence[Observer]) -> None:
-        self._link, self._observers = link, observers
-        self._held: list[Any] = []
-        self.told = Told()
-
-    def __next__(self) -> Any:
-        last = False
-        while len(self._held) < 2 and not last:
-            try:
-                self._held.append(next(self.reader))
-            except StopIteration:
-                last = True
-        if not self._held:
-            self._end(finished=True)
-            raise StopIteration
-        self._link.announce()
-        if last:
-            self._link.last()
-        batch = self._held.pop(0)
-        told = self.told.all
-        while len(told) > len(self._held):  # of the batch, and of errors that were raised in others' places
-            for observer in self._observers:
-                observer.delivering(*told[0])
-            del told[0]
-        return batch
-
-    def _end(self, finished: bool) -> None:
-        for observer in (self._link, *self._observers):
-            for end in self.told.ends:
-                observer.exhausted(*end)
-            observer.ended(finished)
-
-    def _dropped(self) -> None:
-        with InterruptsHeld():
-            self._end(finished=False)
-
-
 class Skipped:
-    """A loader's epoch without its first batches: what `Accelerator.skip_first_batches` makes of a loader.
+    """A loader's epoch without its first batches, as `Accelerator.skip_first_batches` returns it.
 
     Args:
         loader: The loader, whose attributes are also this one's.
-        batches: How many of this rank's batches are left out.
+        batches: The number of this rank's batches to leave out.
     """
 
     def __init__(self, loader: Any, batches: int) -> None:
@@ -184,9 +107,9 @@ class Skipped:
 
 
 def wrap_accelerator() -> bool:
-    """Wrap the methods of `Accelerator` that take a loader, if Accelerate is imported; tell whether they were not yet.
+    """Wrap the methods of `Accelerator` that take a loader, if Accelerate is imported; return whether this call did.
 
-    `prepare_data_loader` then tells the loader first, and `skip_first_batches` leaves the skipping to it.
+    `prepare_data_loader` then tells the loader first, and `skip_first_batches` lets the loader skip.
     """
     kind = getattr(sys.modules.get("accelerate"), "Accelerator", None)
     if kind is None or hasattr(kind.prepare_data_loader, "tells_headrace"):
@@ -213,13 +136,13 @@ def wrap_accelerator() -> bool:
 
 
 def in_use() -> bool:
-    """Tell whether this process has an Accelerate state; without one nobody keeps its books."""
+    """Tell whether this process has an Accelerate state."""
     accelerate = sys.modules.get("accelerate")
     return accelerate is not None and accelerate.state.PartialState._shared_state != {}
 
 
 class Prepared:
-    """What Accelerate looks for in a loader, under its names; a part of the loader.
+    """The part of a loader that Accelerate reads, under Accelerate's names.
 
     Attributes:
         end_of_dataloader: Whether the batch handed out last is the last of the pass.
@@ -238,10 +161,10 @@ class Prepared:
 
     @property
     def _is_accelerate_prepared(self: Any) -> bool:
-        """Accelerate asks this in `prepare`: a loader that splits the data by itself is handed back as it is."""
-        if self._user_order or (self._iterable and not self._schedule.splits_stream()):
+        """Whether `Accelerator.prepare` returns the loader unchanged: the loader splits the data by itself."""
+        if self._source.order is None and not (self._source.kind is Kind.STREAM and self._source.splits_stream()):
             return False
-        if in_use() and wrap_accelerator():  # too late for the call that asks
+        if in_use() and wrap_accelerator():  # too late for the call that is running
             self._is_accelerate_prepared = True
             warnings.warn(
                 "a loader that was made before accelerate was imported does not see its DataLoaderConfiguration: "
@@ -253,12 +176,12 @@ class Prepared:
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self: Any, prepared: bool) -> None:
         self._accelerated = (self._accelerated or Settings()) if prepared else None
-        self._schedule.in_runs = prepared
+        self._source.in_runs = prepared
 
     @property
     def total_batch_size(self: Any) -> int:
         """Samples per step over all ranks, under the name that Accelerate uses."""
-        size: int = self._schedule.batch_size * self._schedule.world().size
+        size: int = self._source.batch_size * self._source.world().size
         return size
 
     @property
@@ -267,7 +190,7 @@ class Prepared:
         return len(self.dataset)
 
     def _prepared_by(self: Any, accelerator: Any, device_placement: bool | None) -> None:
-        """Take over what an `Accelerator` is set to, before it asks whether the loader is prepared.
+        """Take over the settings of an `Accelerator`, before it asks whether the loader is prepared.
 
         Raises:
             ValueError: The batch size cannot be split, or ranks must share their batches.
@@ -275,8 +198,8 @@ class Prepared:
         if not self._is_accelerate_prepared:
             self._warn_replaced()
             return
-        schedule, asked = self._schedule, accelerator.dataloader_config
-        size = schedule.world().size
+        source, asked = self._source, accelerator.dataloader_config
+        size = source.world().size
         parallel = accelerator.parallelism_config
         together = 1 if parallel is None else parallel.tp_size * parallel.cp_size
         if together > 1 and (self.distributed is None or self.distributed is True):
@@ -287,24 +210,24 @@ class Prepared:
             if not self.batch_size or self.batch_size % size:
                 allowed = f"a round multiple of the number of processes ({size}) with split_batches=True"
                 bad_value("batch_size", self.batch_size, allowed, "It is then that of all processes together.")
-            schedule.batch_size = self.batch_sampler.batch_size = self.batch_size // size
+            source.batch_size = self.batch_sampler.batch_size = self.batch_size // size
         if asked.dispatch_batches:
             warnings.warn(
                 "dispatch_batches=True is ignored: each process reads its own share of every batch, and none waits for "
                 "the first one to send it. Where only the first can reach the data, use torch's DataLoader.",
                 stacklevel=6,
             )
-        shuffles = getattr(schedule.order, "random", False)
+        shuffles = getattr(source.order, "random", False)
         if asked.use_seedable_sampler and asked.data_seed is not None and self.seed is None and shuffles:
-            schedule.default_seed = whole_number("data_seed", asked.data_seed, high=MAX_SEED)
-            schedule.parity = False
+            source.default_seed = whole_number("data_seed", asked.data_seed, high=MAX_SEED)
+            source.kind = Kind.PLAN
         tail = "drop" if self.drop_last else self.tail or "pad"
-        schedule.tail = "exact" if tail == "pad" and not asked.even_batches else tail
-        if self.batch_sampler is not None:  # where `join_uneven_inputs` exchanges it for a time
-            self.batch_sampler.even_batches = schedule.tail != "exact"
-            schedule.batch_sampler = None if self._iterable else self.batch_sampler
+        source.tail = "exact" if tail == "pad" and not asked.even_batches else tail
+        if self.batch_sampler is not None:  # `join_uneven_inputs` changes it for a time
+            self.batch_sampler.even_batches = source.tail != "exact"
+            source.batch_sampler = None if source.order is None else self.batch_sampler
         self.use_stateful_dataloader = bool(accelerator.use_stateful_dataloader)
-        if self.use_stateful_dataloader and size > 1 and (self._iterable or not self.in_order):
+        if self.use_stateful_dataloader and size > 1 and (source.order is None or not self.in_order):
             warnings.warn(
                 "save_state has all processes write one file, but the state of an iterable dataset, or with "
                 "in_order=False, belongs to one rank: it cannot be loaded. Save what loader.state_dict() returns in a "
@@ -314,16 +237,17 @@ class Prepared:
         if device_placement is None:
             device_placement = accelerator.device_placement
         rng_types = tuple(one for one in accelerator.rng_types if str(getattr(one, "value", one)) != "generator")
-        self._iterator = None  # workers that persist have learnt another dealing
+        self._iterator = None  # persistent workers have the plan without runs
         self._accelerated = Settings(device_placement, asked.non_blocking, rng_types)
         self._is_accelerate_prepared = True
 
     def _warn_replaced(self: Any) -> None:
-        """Warn about options that are lost, since Accelerate builds a loader of torch's from this one."""
-        plain = {"executor": None, "fetch_threads": 1} | ({"seed": None} if self._iterable else {})
+        """Warn about options that are lost, since Accelerate replaces this loader by one of torch's."""
+        streams = self._source.kind is Kind.STREAM
+        plain = {"executor": None, "fetch_threads": 1} | ({"seed": None} if streams else {})
         lost = [name for name, value in plain.items() if getattr(self, name) != value]
         if lost:
-            fix = "Pass distributed=True" if self._iterable else "Leave out the sampler or batch_sampler"
+            fix = "Pass distributed=True" if streams else "Leave out the sampler or batch_sampler"
             warnings.warn(
                 f"Accelerate puts a DataLoader of torch's in the place of this one, and {', '.join(lost)} is ignored. "
                 f"{fix} to let headrace split the data.",
@@ -331,7 +255,7 @@ class Prepared:
             )
 
     def _link(self, steps: Callable[[], int], remainder: int | StreamShare | None) -> AccelerateLink | None:
-        """Return what keeps Accelerate's books of a pass; None without it."""
+        """Return the observer that reports a pass to Accelerate; None if no `Accelerator` prepared the loader."""
         if self._accelerated is None:
             return None
         if not isinstance(remainder, int):

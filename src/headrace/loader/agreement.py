@@ -1,4 +1,4 @@
-"""Whether ranks agree on what they are about to read: what each knows, in one collective, compared."""
+"""Do the ranks agree on what they are about to read? One collective call collects the facts of all ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 from headrace.errors import StateMismatch
 
 Fact = Mapping[str, object]
-"""What one rank knows: plain numbers and text by name. What it cannot know is left out."""
+"""The facts of one rank: numbers and text by name. What the rank cannot know is left out."""
 
 _OUTCOMES = {
     "error": "A rank that cannot say what it reads stops there, and the others wait for it: mend what it raised.",
@@ -40,19 +40,19 @@ _OUTCOMES = {
     "distributed= out, or pass World(rank, size) such that each rank of it occurs equally often; and call "
     "init_process_group before verify.",
 }
-"""What is compared, the causes of others first, and what a difference leads to."""
+"""The facts that are compared, and what follows from a difference. A fact that causes others comes before them."""
 
 _GROUPS_SHOWN, _RUNS_SHOWN = 6, 8
-"""Of many different values, and of the ranks that have one, so many are written out."""
+"""How many different values are listed, and how many runs of rank numbers for one value."""
 
 
-def gather(fact: Fact) -> list[Fact]:
-    """Return every rank's fact, in rank order: one collective call over the default group.
+def facts_of_all_ranks(fact: Fact) -> list[Fact]:
+    """Return the facts of every rank, in rank order: one collective call over the default group.
 
     Torch gathers on the CPU where the group has a backend for it, else, as under NCCL, on the current CUDA device.
 
     Args:
-        fact: This rank's; must be picklable.
+        fact: This rank's facts; they must be picklable.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [fact]
@@ -62,7 +62,7 @@ def gather(fact: Fact) -> list[Fact]:
 
 
 def verify(collect: Callable[[], Fact]) -> None:
-    """Compare what all ranks collect; a rank that cannot collect takes part all the same, so that none waits for it.
+    """Compare the facts of all ranks. A rank that cannot collect its own takes part too, so that no rank waits for it.
 
     Raises:
         StateMismatch: Ranks disagree, or one of them raised; on every rank.
@@ -74,48 +74,48 @@ def verify(collect: Callable[[], Fact]) -> None:
     except Exception as caught:  # noqa: BLE001 - all ranks raise it, below
         error, fact = caught, {"error": f"{type(caught).__name__}: {caught}"}
     try:
-        compare(gather(fact))
+        compare(facts_of_all_ranks(fact))
     except StateMismatch as mismatch:
         raise mismatch from error
 
 
 def fact_of(loader: Any) -> Fact:
-    """Return what this rank knows of the epoch that its loader is about to read.
+    """Return this rank's facts about the epoch that its loader is about to read.
 
     Raises:
         Exception: Whatever the user's dataset raises when it is asked for its length.
         ValueError: The dataset is empty, or the order does not fit it.
     """
-    schedule = loader._schedule
+    schedule, source = loader._schedule, loader._source
     place = schedule.start
-    if schedule.planned() and schedule.latest is not None:  # who has begun has its seed: none is drawn
+    if source.planned() and schedule.latest is not None:  # a pass that has begun has its seed: none is drawn
         place = schedule.latest.state()
-    fact: dict[str, object] = {"mode": schedule.mode, "epoch": place.epoch, "batch_size": loader.batch_size}
-    if loader._user_order:
+    fact: dict[str, object] = {"mode": source.mode, "epoch": place.epoch, "batch_size": loader.batch_size}
+    if source.sampler:
         deciding = loader.sampler if isinstance(loader.batch_sampler, BatchSampler | None) else loader.batch_sampler
-        fact |= {"order": schedule.sampler, "steps": _known_len(loader._index_sampler)}
+        fact |= {"order": source.sampler, "steps": _known_len(loader._index_sampler)}
         fact["epoch"] = getattr(deciding, "epoch", place.epoch)
-        if isinstance(deciding, DistributedSampler):  # others may serve a rank's own part of the data
+        if isinstance(deciding, DistributedSampler):  # other samplers may serve data of this rank alone
             fact["dataset_length"] = _known_len(loader.dataset)
         return fact
-    world = schedule.world()
-    whose = {"rank": world.rank, "world_size": world.size, "tail": schedule.current_tail()}
-    # Where each rank reads everything, each may draw its own.
-    seed = schedule.seed if schedule.seed is not None or world.size == 1 else schedule.resolved_seed()
-    if loader._iterable:
-        length, split = _known_len(loader.dataset), schedule.splits_stream()
-        share = schedule.stream_share(length) if split and length is not None else length
-        size = schedule.batch_size
+    world = source.world()
+    whose = {"rank": world.rank, "world_size": world.size, "tail": source.current_tail()}
+    # Ranks that each read everything may have different seeds.
+    seed = source.seed if source.seed is not None or world.size == 1 else source.resolved_seed()
+    if source.order is None:
+        length, split = _known_len(loader.dataset), source.splits_stream()
+        share = source.stream_samples(length) if split and length is not None else length
+        size = source.batch_size
         steps = None if share is None else share // size if loader.drop_last else -(-share // size)
         fact["steps"] = steps
         return fact | whose | {"dataset_length": length, "seed": seed} if split else fact
-    shape = schedule.shape()
+    shape = source.shape()
     fact |= whose | {"dataset_length": shape.length, "seed": seed, "samples": place.samples, "steps": shape.steps()}
     return fact | {"order": shape.order.described}
 
 
 def _known_len(counted: Any) -> int | None:
-    """Return the length that a user's sampler or dataset says it has; None if it does not say."""
+    """Return the length of a user's sampler or dataset; None if it has none."""
     try:
         return len(counted)
     except (TypeError, NotImplementedError):
@@ -123,7 +123,7 @@ def _known_len(counted: Any) -> int | None:
 
 
 def compare(facts: Sequence[Fact]) -> None:
-    """Raise where ranks disagree on what must be equal; the text is a table of who has what, and what to do.
+    """Raise an error if ranks differ in a fact that must be equal; its text is a table of values and ranks.
 
     Everything must be equal but `rank`, and `steps` where the tail is "exact". `rank` and `world_size` tell whose share
     a rank reads: every share must be read, and by equally many ranks (several, where a model is spread over them).
@@ -154,7 +154,7 @@ def compare(facts: Sequence[Fact]) -> None:
 
 
 def _groups(facts: Sequence[Fact], name: str, ranks: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """Return each value with the ranks that have it: the one that most have first, then by rank."""
+    """Return each value with the ranks that have it: the most common value first, then by rank."""
     having: dict[str, list[int]] = {}
     for rank in ranks:
         having.setdefault(_said(facts[rank].get(name)), []).append(rank)
@@ -166,7 +166,7 @@ def _said(value: object) -> str:
 
 
 def _uneven_shares(facts: Sequence[Fact]) -> list[tuple[str, list[int]]]:
-    """Return the shares that fewer ranks read than others, and those that more read; none if all are read equally."""
+    """Return the shares that fewer or more ranks read than usual, with those ranks."""
     size = facts[0].get("world_size")
     if not isinstance(size, int):
         return []

@@ -1,28 +1,23 @@
 """`headrace.DataLoader`: torch's signature, and the wiring of plan, executor and delivery behind it."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, Dataset, IterDataPipe, MapDataPipe, Sampler, default_collate
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
-from headrace.delivery.pin import pinning
-from headrace.delivery.reader import Delivery, Observer, PromisedLength, Reader
-from headrace.executors import Executor, Pool
-from headrace.loader import accelerate, agreement, options
-from headrace.loader import samplers as sampling
-from headrace.plan import Order, Sequential, Shuffled, Subset
+from headrace.executors import Executor
+from headrace.loader import accelerate, agreement, options, readers, samplers
+from headrace.plan import Order, Plan
 from headrace.plan.state import State
-from headrace.progress import PlanPass, SamplerPass, StreamPass
-from headrace.progress.schedule import Schedule, draw_base_seed
-from headrace.system import world
+from headrace.progress.schedule import Schedule
+from headrace.progress.source import Kind, Source
 from headrace.telemetry.stats import Meter, Stats
-from headrace.types import IndexTask, OnError, Tail, Task, World
-from headrace.worker import in_memory as gather
-from headrace.worker.work import Work, is_iterable
+from headrace.types import OnError, Tail, World
+from headrace.worker.work import is_iterable
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -56,7 +51,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: As torch's (deprecated there).
         in_order: As torch's.
         seed: Keys shuffling and augmentation, in [0, 2^64). Default: 0 under a process group, else drawn.
-        order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`.
+        order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`. With
+            `shuffle=True` and without `order`, an attribute `order` of the dataset that is an `Order` is used.
         distributed: None splits over the world there is when iteration begins; False reads everything on
             every rank; a `World(rank, size)` is taken as given. True is None, and deals also the samples of an
             iterable dataset to the ranks, which must not split itself as well.
@@ -147,33 +143,30 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
                 pin_memory_device=pin_memory_device,
                 in_order=in_order,
             )
-        self._user_order = sampler is not None or batch_sampler is not None
-        # A framework that rebuilds a loader passes ours on; whatever else it passes was the first loader's.
-        own_sampler = self._user_order and not isinstance(
-            getattr(batch_sampler, "sampler", sampler), sampling.AutoSampler
-        )
-        options.check(self, own_sampler)
-        self._iterable = is_iterable(dataset)
+        sampled = sampler is not None or batch_sampler is not None
+        # A framework that rebuilds a loader passes our sampler on; what else it passes was the first loader's.
+        automatic = isinstance(getattr(batch_sampler, "sampler", sampler), samplers.AutoSampler)
+        options.check(self, sampled and not automatic)
+        kind = options.kind_of(self, sampled, bool(shuffle))
         self._meter = Meter()
-        self._schedule = Schedule(
+        self._source = Source(
+            kind=kind,
             dataset=self.dataset,
             batch_size=batch_size or 1,
             tail="drop" if drop_last else (tail or "pad"),
-            tail_as_given='tail="drop"' if tail else "drop_last=True",
+            tail_argument='tail="drop"' if tail else "drop_last=True",
             distributed=distributed,
             seed=seed,
             generator=generator,
-            order=None if self._user_order or self._iterable else _resolve_order(order, bool(shuffle)),
-            parity=all(one is None for one in (seed, order, distributed, tail))
-            and on_error == "raise"
-            and options.executor_of(executor, num_workers).parity,
-            sampler=type(sampler if batch_sampler is None else batch_sampler).__qualname__ if self._user_order else "",
+            order=None if sampled or is_iterable(dataset) else options.order_of(self, bool(shuffle)),
+            sampler=type(sampler if batch_sampler is None else batch_sampler).__qualname__ if sampled else "",
         )
-        if self._schedule.order is not None:
+        self._schedule = Schedule(self._source)
+        if self._source.order is not None:
             # torch's __setattr__ refuses `sampler` from here on.
-            self.__dict__["sampler"] = sampling.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
-        if own_sampler or not self._user_order:
-            options.warn_ignored(self, shuffle, own_sampler)
+            self.__dict__["sampler"] = samplers.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
+        if not automatic:
+            options.warn_ignored(self, shuffle, sampled)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` reads, from 0.
@@ -208,8 +201,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         in a batch, another `tail` or executor. Elsewhere, and with `in_order=False`, it belongs to this rank: then
         `rank_local` holds what is needed, and other circumstances are refused when iteration begins.
         """
-        if self._schedule.mode == "stream" and self._schedule.latest is None:
-            self._stream_pass(options.executor_of(self.executor, self.num_workers))  # which knows what to ask
+        if self._source.kind is Kind.STREAM and self._schedule.latest is None:
+            # The pass asks the dataset for its state.
+            readers.stream_pass(self, options.executor_of(self.executor, self.num_workers))
         return self._schedule.state().as_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -238,10 +232,10 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
     def _samplers(self) -> list[Any]:
         """Return the user's samplers, outermost first."""
-        if not self._user_order:
+        if not self._source.sampler:
             return []
         parts = (self.batch_sampler, self.sampler, getattr(self.batch_sampler, "sampler", None))
-        return [part for part in parts if part is not None and not isinstance(part, sampling.AutoSampler)]
+        return [part for part in parts if part is not None and not isinstance(part, samplers.AutoSampler)]
 
     def __repr__(self) -> str:
         return options.described(self)
@@ -267,17 +261,38 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         """
         agreement.verify(partial(agreement.fact_of, self))
 
+    def plan(self) -> Plan:
+        """Return the plan of this rank: which samples it reads at which step of which epoch, as a pure function.
+
+        It is the plan for the dataset and the world as they are now, and needs no worker. A loader that was given no
+        `seed` and is in no group draws its seed for it, as iterating does.
+
+        Raises:
+            ValueError: The loader follows no plan, its dataset is empty, or the order does not fit it.
+
+        Example:
+            >>> plan = loader.plan()
+            >>> plan.batch(epoch=3, step=0)  # dataset indices, shape (batch_size,)
+        """
+        if not self._source.planned() or self._source.kind is Kind.DATAPIPE:
+            raise ValueError(
+                f"this loader follows no plan: {self._source.kind.reason}. A plan takes a map-style dataset and no "
+                "sampler; pass seed= to get one in a single process."
+            )
+        return self._source.plan()
+
     def stats(self) -> Stats:
         """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots, replacements."""
         return self._meter.read()
 
     def __len__(self) -> int:
         """Count the batches of a whole epoch on this rank."""
-        if self._schedule.planned():
-            return self._schedule.shape().steps()
-        if not (self._iterable and self._schedule.splits_stream()):
+        source = self._source
+        if source.planned():
+            return source.shape().steps()
+        if not (source.kind is Kind.STREAM and source.splits_stream()):
             return super().__len__()
-        share, batch_size = self._schedule.stream_share(len(self.dataset)), self._schedule.batch_size  # type: ignore[arg-type]
+        share, batch_size = source.stream_samples(len(self.dataset)), source.batch_size  # type: ignore[arg-type]
         return share // batch_size if self.drop_last else -(-share // batch_size)
 
     def __iter__(self) -> Any:
@@ -295,206 +310,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         elif self.timeout and not self.num_workers:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         options.warn_of_ranks(self)
-        persistent = self.persistent_workers and executor.prefetches
-        if self._schedule.planned():
-            return self._read_plan(executor, persistent)
-        return (self._read_stream if self._iterable else self._read_sampler)(executor, persistent)
-
-    def _read_plan(self, executor: Executor, persistent: bool) -> Reader:
-        """Begin a pass over the plan; readers are independent of each other, and share workers that persist."""
-        plan = self._schedule.plan()
-        self._schedule.begin()
-        reading = PlanPass(self._schedule, plan, self.in_order or not executor.prefetches)
-        left = plan.samples - reading.start.samples
-        link = self._link(lambda: reading.steps, 0 if plan.tail == "drop" else left % plan.global_batch)
-        pool = self._iterator if persistent else None
-        if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
-            self._iterator = pool = None  # the old workers go before the new come
-            pool = self._start(executor, plan=plan, base_seed=plan.seed % 2**63)
-            if persistent:
-                self._iterator = pool
-        return Reader(
-            pool,
-            reading.tasks(),
-            self._delivery(executor, link),
-            partial(len, self._index_sampler),
-            size=lambda task: plan.size(task.step, task.cursor),  # type: ignore[union-attr]
-            meter=self._meter,
-            keep_pool=persistent,
-            observers=[reading] if link is None else [reading, link],
-            revise=reading.revised,
-            again=reading.tasks,
-        )
-
-    def _read_sampler(self, executor: Executor, persistent: bool) -> Reader:
-        """Begin a pass over what a sampler draws: by torch's rules, step for step."""
-        samplers = self._samplers()
-        own = [self.generator, *(getattr(one, "generator", None) for one in samplers)]
-        generators = list(dict.fromkeys(one for one in own if isinstance(one, torch.Generator)))
-        length = partial(len, self._index_sampler)
-        reading = SamplerPass(self._schedule, samplers, generators, length, self._own_sampler() is not None)
-        link = self._link(lambda: len(self) - reading.behind, 0)
-        observers: list[Observer] = [reading] if link is None else [reading, link]
-        reader = self._iterator if persistent else None
-        with reading.as_it_began():
-            if isinstance(reader, Reader) and not reader.broken:
-                reader.restart(reading.rest(reading.drawn(self._tasks)), observers, reading.revised)
-                return reader
-            # Torch asks for the sampler's iterator twice where there are workers, and some draw numbers then.
-            tasks = self._tasks() if executor.prefetches else reading.drawn(self._tasks)
-            pool = self._start(executor, base_seed=draw_base_seed(self.generator), by_number=executor.by_number)
-            if executor.prefetches:
-                tasks = reading.drawn(self._tasks)
-            tasks = reading.rest(tasks)
-        return self._reader(executor, pool, tasks, link, persistent, observers, reading.revised)
-
-    def _read_stream(self, executor: Executor, persistent: bool) -> Iterator[Any]:
-        """Begin a pass over what an iterable dataset yields: by torch's rules, step for step."""
-        if self._schedule.keys_stream():
-            self._schedule.begin()
-        reading = self._stream_pass(executor)
-        observers: list[Observer] = [reading]
-        promised: int | None = vars(self)["_IterableDataset_len_called"]  # torch notes what len() has said
-        if promised is not None:
-            observers.append(PromisedLength(self.dataset, promised, processes=self.num_workers > 0))
-        link = self._link(lambda: -1, self._schedule.dealing())
-        ahead = None if link is None else accelerate.OneAhead(link, observers)
-        observers = observers if ahead is None else [ahead.told]
-        reader = self._iterator if persistent else None
-        if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
-            if not self._schedule.keys_stream():
-                reading.base_seed = reader.base_seed
-            reader.restart(reading.tasks(), observers, reading.revised)
-        else:
-            self._iterator = reader = None  # the old workers go before the new come
-            tasks = reading.tasks()
-            work = self._stream_work(reading) | {"starts": reading.starts, "starts_stream": reading.stream}
-            pool = self._start(executor, **work)
-            if not executor.prefetches:
-                pool.open_stream(reading.stream, reading.start.epoch)
-            first = reading.first_worker
-            reader = self._reader(executor, pool, tasks, link, persistent, observers, reading.revised, first)
-        if ahead is None:
-            return reader
-        ahead.reader = reader
-        return ahead
-
-    def _stream_pass(self, executor: Executor) -> StreamPass:
-        """Begin to count a pass over what an iterable dataset yields."""
-        persistent = self.persistent_workers and executor.prefetches
-        kept = isinstance(self._iterator, Reader) and not self._iterator.broken
-        before = self._schedule.latest if persistent and kept else None
-        workers = int(self.num_workers) if executor.prefetches else 0
-        return StreamPass(self._schedule, workers, self._index_sampler, persistent, before)
-
-    def _reader(
-        self,
-        executor: Executor,
-        pool: Pool,
-        tasks: Iterator[Task],
-        link: accelerate.AccelerateLink | None,
-        persistent: bool,
-        observers: Sequence[Observer],
-        revise: Callable[[], Iterator[Task] | None],
-        first_worker: int = 0,
-    ) -> Reader:
-        """Make the reader of a pass without a plan."""
-        reader = Reader(
-            pool,
-            tasks,
-            self._delivery(executor, link),
-            partial(len, self._index_sampler),
-            size=_size if self._auto_collation else lambda task: 1,
-            meter=self._meter,
-            keep_pool=persistent,
-            observers=observers,
-            revise=revise,
-            first_worker=first_worker,
-        )
-        if persistent:
-            self._iterator = reader
-        return reader
-
-    def _own_sampler(self) -> sampling.AutoSampler | None:
-        """Return the automatic sampler if no code of the user's decides on the samples; parts can be exchanged."""
-        sampler, batches = self.sampler, self.batch_sampler
-        alone = batches is None or (type(batches) is BatchSampler and batches.sampler is sampler)
-        return sampler if isinstance(sampler, sampling.AutoSampler) and alone else None
-
-    def _tasks(self) -> Iterator[Task]:
-        sampler, batches = self._own_sampler(), self.batch_sampler
-        if (
-            sampler is not None
-            and isinstance(batches, BatchSampler)
-            and self.collate_fn is default_collate
-            and gather.knows(self.dataset)
-            and len(self.dataset)  # type: ignore[arg-type]
-        ):
-            return sampler.rows(batches.batch_size, batches.drop_last)
-        return map(IndexTask, iter(self._index_sampler))
-
-    def _stream_work(self, reading: StreamPass) -> dict[str, Any]:
-        """Return what work on streams has beside the dataset: the split, and the seeds."""
-        words = self._schedule.stream_words()
-        if words is None:
-            if reading.base_seed is None:
-                reading.base_seed = draw_base_seed(self.generator)
-            return {"base_seed": reading.base_seed}
-        return {"share": self._schedule.dealing(), "stream_words": words, "base_seed": words[0] % 2**63}
-
-    def _start(self, executor: Executor, **particulars: Any) -> Pool:
-        if executor.prefetches:
-            self.check_worker_number_rationality()
-        work = Work(
-            dataset=self.dataset,
-            collate_fn=self.collate_fn,
-            batched=self._auto_collation,
-            fetch_threads=self.fetch_threads,
-            replaces=self.on_error == "replace",
-            stacks=self.collate_fn is default_collate,
-            drop_last=self.drop_last,
-            worker_init_fn=self.worker_init_fn,
-            environment=world.environment(),
-            **particulars,
-        )
-        pool = executor.start(work, int(self.num_workers), self.multiprocessing_context)
-        self._meter.watch(pool)
-        if self._user_order or self._iterable:
-            pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
-        return pool
-
-    def _delivery(self, executor: Executor, link: accelerate.AccelerateLink | None) -> Delivery:
-        transforms = [pinning(self.pin_memory, self.pin_memory_device), None if link is None else link.to_device]
-        planned = self._schedule.planned()
-        return Delivery(
-            ahead=int(self.num_workers * (self.prefetch_factor or 2)) if executor.prefetches else 0,
-            in_order=self.in_order,
-            in_turn=self.in_order and not planned and (self._iterable or not executor.by_number),
-            streams=self._iterable,
-            quick_tasks=not self._user_order,
-            timeout_s=self.timeout,
-            transforms=tuple(one for one in transforms if one is not None),
-        )
+        return readers.read(self, executor)
 
     def check_worker_number_rationality(self) -> None:
         """Warn about more workers than CPUs, as torch does, where the workers take this machine's."""
         if options.executor_of(self.executor, self.num_workers).local:
             super().check_worker_number_rationality()
-
-
-def _resolve_order(order: Order | None, shuffle: bool) -> Order:
-    if order is None:
-        return Shuffled() if shuffle else Sequential()
-    return order.shuffled() if shuffle and isinstance(order, Subset) else order
-
-
-def _size(task: Task) -> int:
-    """Count the samples of a batch that a sampler decided on; 0 where it yields something that cannot be counted."""
-    if type(task) is range:
-        return len(task)
-    if type(task) is torch.Tensor:
-        return task.shape[0]
-    try:
-        return len(task[-1])  # type: ignore[arg-type]
-    except TypeError:
-        return 0

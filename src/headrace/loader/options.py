@@ -1,4 +1,4 @@
-"""What the loader's options may be, the errors that say so, and the warnings about those without effect."""
+"""The loader's options: allowed values, errors, warnings about options without effect; and the loader's kind."""
 
 import operator
 import warnings
@@ -19,8 +19,9 @@ from torch.utils.data import (
 from headrace.datasets.deferred import Deferred
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
-from headrace.plan import Order
+from headrace.plan import Order, Sequential, Shuffled, Subset
 from headrace.plan.plan import MAX_SEED
+from headrace.progress.source import Kind
 from headrace.system import world
 from headrace.types import ON_ERROR, TAILS, World
 from headrace.worker.sharing import own_splitter
@@ -44,21 +45,61 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "in_order": (True,),
     "prefetch_factor": (None, 2),  # torch puts 2 in the place of None
 }
-"""The values of arguments that were left out, where that is not only None."""
+"""The values that mean that an argument was left out, where there are others than None."""
 
 _PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers of torch that know nothing of ranks."""
+"""Torch's samplers that do not split an epoch over ranks."""
 
 
 def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
-    """Return the executor that the loader's arguments mean; a wrong name, torch's rule, until `check` refuses it."""
+    """Return the executor that the arguments choose; by torch's rule for a wrong name, which `check` refuses."""
     if isinstance(executor, Executor):
         return executor
     return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
 
 
+def kind_of(loader: Any, sampled: bool, shuffle: bool) -> Kind:
+    """Return who decides on a loader's samples.
+
+    Args:
+        loader: The loader.
+        sampled: Whether it was given a sampler or batch sampler.
+        shuffle: Whether it was told to shuffle.
+    """
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        return Kind.DATAPIPE
+    if sampled:
+        return Kind.SAMPLER
+    if is_iterable(loader.dataset):
+        return Kind.STREAM
+    plain = all(getattr(loader, name) is None for name in ("seed", "order", "distributed", "tail"))
+    plain = plain and loader.on_error == "raise" and executor_of(loader.executor, loader.num_workers).parity
+    return Kind.PARITY if plain and not (shuffle and order_of_dataset(loader.dataset)) else Kind.PLAN
+
+
+def order_of(loader: Any, shuffle: bool) -> Order:
+    """Return the order of a loader without a sampler: the user's, the dataset's own, or torch's.
+
+    Raises:
+        ValueError: The dataset's own order does not fit it.
+    """
+    order: Order | None = loader.order
+    if order is None and shuffle:
+        order = order_of_dataset(loader.dataset)
+        _check_order(order, loader.dataset)
+    if order is None:
+        return Shuffled() if shuffle else Sequential()
+    return order.shuffled() if shuffle and isinstance(order, Subset) else order
+
+
+def order_of_dataset(dataset: Any) -> Order | None:
+    """Return a dataset's attribute `order` if that is an `Order`; else None."""
+    order = getattr(dataset, "order", None)
+    return order if isinstance(order, Order) and not is_iterable(dataset) else None
+
+
 def check(loader: Any, own_sampler: bool) -> None:
-    """Refuse the options of a loader that are wrong by themselves or together.
+    """Refuse options that are wrong by themselves or together.
 
     Args:
         loader: The loader.
@@ -125,7 +166,7 @@ def _check_executor(executor: object, num_workers: int) -> None:
 
 @contextmanager
 def torchs_types(dataset: object, num_workers: object, timeout: object, prefetch_factor: object) -> Iterator[None]:
-    """Let torch check its arguments, and explain wrong types that torch refuses without a word, or only uses later.
+    """Let torch check its arguments, and explain wrong types that torch does not explain, or notices only later.
 
     Raises:
         TypeError: One of the arguments is of a type that torch can do nothing with.
@@ -160,7 +201,7 @@ def _check_torchs_types(dataset: object, num_workers: object, timeout: Any, pref
 
 
 def _counts(value: Any) -> bool:
-    """Tell whether torch can count with a value: a boolean, too, and a zero of any type."""
+    """Tell whether torch can use a value as a count: an integer, a boolean, or a zero of any type."""
     try:
         operator.index(value)
     except TypeError:
@@ -169,7 +210,7 @@ def _counts(value: Any) -> bool:
 
 
 def warn_ignored(loader: Any, shuffle: object, own_sampler: bool) -> None:
-    """Warn about options that have no effect beside the others; frameworks pass such, so it is no error.
+    """Warn about options that have no effect beside the others. Frameworks pass such options, so it is no error.
 
     Args:
         loader: The loader.
@@ -202,7 +243,7 @@ def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
             "ask for it. Pass distributed=True, or leave tail out."
         )
     if loader.order is not None and shuffle is not None and not own_sampler:
-        random = bool(loader._schedule.order.random)
+        random = bool(loader._source.order.random)
         if random is not bool(shuffle):
             nature = "random by itself" if random else "in the same sequence every epoch"
             yield f"shuffle={shuffle!r} is ignored: order={loader.order!r} is {nature}. Leave one of the two out."
@@ -216,7 +257,7 @@ def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
 
 
 def _given(loader: Any, names: tuple[str, ...]) -> str:
-    """List those of some arguments, by name, that have another value than if they were left out."""
+    """Return the names of those arguments that the user has given, in a line."""
     values = {name: getattr(loader, name) for name in names}
     if values.get("distributed") is False:  # every rank reads everything, which is then so
         del values["distributed"]
@@ -229,13 +270,13 @@ def _left_out(name: str, value: object) -> bool:
 
 
 def warn_of_ranks(loader: Any) -> None:
-    """Warn, once of each, where ranks read otherwise than may be meant; asked when iteration begins."""
-    schedule, distributed = loader._schedule, loader.distributed
-    if schedule.world().size == 1 or distributed not in (None, True):
+    """Warn, once each, where ranks may read other data than the user means; called when iteration begins."""
+    source, distributed = loader._source, loader.distributed
+    if source.world().size == 1 or distributed not in (None, True):
         return
-    if world.of_environment(distributed) and (schedule.planned() or schedule.splits_stream()):
-        rank, size = schedule.world().rank, schedule.world().size
-        schedule.warn_once(
+    if world.of_environment(distributed) and (source.planned() or source.splits_stream()):
+        rank, size = source.world().rank, source.world().size
+        source.warn_once(
             f"RANK={rank} and WORLD_SIZE={size} are set and no process group is initialised, so this process reads "
             f"share {rank} of {size} of every epoch, as a rank does. If it is no rank, but was started by one and "
             "inherited them, pass distributed=False to read everything.",
@@ -244,7 +285,7 @@ def warn_of_ranks(loader: Any) -> None:
         )
     text = _of_stream(loader) if is_iterable(loader.dataset) else _of_sampler(loader)
     if text:
-        schedule.warn_once(text, "unsplit", stacklevel=5)
+        source.warn_once(text, "unsplit", stacklevel=5)
 
 
 def _of_stream(loader: Any) -> str:
@@ -263,7 +304,7 @@ def _of_stream(loader: Any) -> str:
 
 
 def _of_sampler(loader: Any) -> str:
-    """Word the warning about a sampler of torch's that knows of no ranks; unknown ones may know."""
+    """Return the warning about a sampler of torch's that does not split; "" for others, which may split."""
     batches, sampler = loader.batch_sampler, loader.sampler
     if type(batches) is BatchSampler:
         sampler = batches.sampler
@@ -277,7 +318,7 @@ def _of_sampler(loader: Any) -> str:
 
 
 def described(loader: Any) -> str:
-    """Return the loader in a line: its dataset's type and length, its batch size, and which of its own options it got.
+    """Return the loader in a line: its dataset's type and length, its batch size, and the options that it was given.
 
     It asks a dataset for its length, but builds no `Deferred`; whatever that raises, it leaves the length out.
     """

@@ -1,4 +1,4 @@
-"""The samplers that show a loader's plan to frameworks, and draw torch's own order where there is no plan."""
+"""Samplers that show a loader's plan to frameworks, and draw torch's own order where there is no plan."""
 
 import warnings
 from collections.abc import Iterator
@@ -8,12 +8,13 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from headrace.loader import accelerate
-from headrace.progress.schedule import Schedule, draw_base_seed
+from headrace.progress.schedule import Schedule
+from headrace.progress.source import draw_base_seed
 from headrace.types import Rows
 
 
 class AutoSampler(DistributedSampler[int]):
-    """The sampler of a loader that was given none, in the classes that frameworks look for.
+    """The sampler of a loader that was given none, a subclass of the classes that frameworks look for.
 
     Being a `DistributedSampler`, it keeps Lightning and Ray Train from sharding the loader once more; rank
     and world are those at the time of asking. Iterating it gives this rank's dataset indices for the current
@@ -24,27 +25,27 @@ class AutoSampler(DistributedSampler[int]):
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        # What torch's samplers keep; their own __init__ would resolve the world now.
-        self.dataset = self.data_source = schedule.dataset
-        self.replacement, self.generator = False, schedule.generator
+        # The attributes of torch's samplers. Their own __init__ would resolve the world now.
+        self.dataset = self.data_source = schedule.source.dataset
+        self.replacement, self.generator = False, schedule.source.generator
         self._num_samples: int | None = None
-        self.drop_last = schedule.tail == "drop"
+        self.drop_last = schedule.source.tail == "drop"
         self.shuffle = self._torch_sampler is RandomSampler
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
         """World size."""
-        return self._schedule.world().size
+        return self._schedule.source.world().size
 
     @property
     def rank(self) -> int:  # type: ignore[override]
         """This process's rank."""
-        return self._schedule.world().rank
+        return self._schedule.source.world().rank
 
     @property
     def seed(self) -> int:  # type: ignore[override]
         """The seed of the shuffle."""
-        return self._schedule.resolved_seed()
+        return self._schedule.source.resolved_seed()
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
@@ -54,21 +55,21 @@ class AutoSampler(DistributedSampler[int]):
     @property
     def num_samples(self) -> int:  # type: ignore[override]
         """Samples that this rank reads in an epoch."""
-        if not self._schedule.planned():
+        if not self._schedule.source.planned():
             return len(self.data_source)
-        return self._schedule.shape().share()
+        return self._schedule.source.shape().share()
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
         """Samples that all ranks read in an epoch, pads included."""
-        return self._schedule.shape().end() if self._schedule.planned() else len(self.data_source)
+        return self._schedule.source.shape().end() if self._schedule.source.planned() else len(self.data_source)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, for a framework that does so through the sampler."""
         self._schedule.follow_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        if not self._schedule.planned():
+        if not self._schedule.source.planned():
             return self._torch_sampler.__iter__(self)  # type: ignore[arg-type]
         if accelerate.in_use():
             warnings.warn(
@@ -77,11 +78,11 @@ class AutoSampler(DistributedSampler[int]):
                 "methods of Accelerator of these names.",
                 stacklevel=3,
             )
-        plan, epoch = self._schedule.plan(), self.epoch
+        plan, epoch = self._schedule.source.plan(), self.epoch
         return (index for step in range(plan.steps()) for index in plan.batch(epoch, step).tolist())
 
     def rows(self, batch_size: int, drop_last: bool) -> Iterator[Rows]:
-        """Yield the same indices as torch's sampler and batch sampler, and draw the same numbers, but in bulk."""
+        """Yield the indices of torch's sampler and batch sampler as whole rows, with the same random draws."""
         length = len(self.data_source)
         index: Rows = range(length)
         if self.shuffle:
@@ -97,7 +98,7 @@ class AutoSampler(DistributedSampler[int]):
         else:
             yield from map(range, starts, range(batch_size, whole + 1, batch_size))
         if self.shuffle and self.generator is not None:
-            torch.randperm(length, generator=self.generator)  # torch's sampler draws once more, in vain
+            torch.randperm(length, generator=self.generator)  # torch's sampler draws once more, and uses none of it
         if whole < length and not drop_last:
             yield index[whole:]
 
@@ -119,8 +120,8 @@ class AutoSequentialSampler(AutoSampler, SequentialSampler):
 
 def install(schedule: Schedule, batch_sampler: BatchSampler | None) -> AutoSampler:
     """Make the automatic sampler of a schedule and put it into torch's batch sampler, if there is one."""
-    assert schedule.order is not None
-    sampler = (AutoRandomSampler if schedule.order.random else AutoSequentialSampler)(schedule)
+    assert schedule.source.order is not None
+    sampler = (AutoRandomSampler if schedule.source.order.random else AutoSequentialSampler)(schedule)
     if batch_sampler is not None:
         batch_sampler.sampler = sampler
         # Hugging Face's Trainer looks for it one level above the sampler when it skips batches.

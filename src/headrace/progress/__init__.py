@@ -1,4 +1,4 @@
-"""One reader's way through an epoch: what it asks for, and the state that another reader may go on from."""
+"""What a loader reads, its place in the epochs, and passes: one reader's way through one epoch."""
 
 from headrace.progress.planned import PlanPass
 from headrace.progress.sampled import SamplerPass

@@ -1,36 +1,67 @@
-"""What all passes have in common: counting, ending, and taking up a state."""
+"""A pass: one reader's way through an epoch. It yields the tasks, counts what is delivered, and returns the state."""
 
 import base64
 import io
 import json
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from headrace.delivery.reader import Observer
 from headrace.errors import StateMismatch, whole_number
 from headrace.plan.state import State, mismatch
 from headrace.progress.schedule import Schedule
+from headrace.types import Task
+
+
+class Observer:
+    """Is told of a reader's progress; the methods do nothing unless overridden."""
+
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
+        """A batch, or the error in its place, is about to be delivered. After an interrupt this is called again.
+
+        Args:
+            nth: The batches of the pass that are then delivered, this one included.
+            number: The number of its task in the pass, from 0.
+            worker: The worker that computed it.
+            samples: The number of its samples.
+            resume: The place after it in a worker's copy of an iterable dataset; None elsewhere, and after an error.
+            last: Whether the reader knows that nothing follows; only a reader that stages ahead knows.
+        """
+
+    def exhausted(self, worker: int, of_dataset: Any) -> None:
+        """A worker's copy of an iterable dataset is at its end, with this state of its own; None if it keeps none."""
+
+    def ended(self, finished: bool) -> None:
+        """The pass is over: it is finished, or the reader was dropped before its end."""
 
 
 class Pass(Observer, ABC):
-    """A pass: it counts what is delivered, advances the schedule at its end, and says where that leaves the loader.
+    """A pass: all that a reader needs to know of an epoch.
+
+    It counts what is delivered, advances the schedule at its end, and returns the loader's state.
 
     Args:
-        schedule: Whose epoch is read.
-        conditions: What another pass must have in common with this one to go on from its rank-local state.
+        schedule: The loader's place in the epochs.
+        conditions: Values that a pass must share with this one to resume from its rank-local state, by name.
 
     Attributes:
-        steps: How many tasks it has, -1 if nobody knows; None before it was asked.
+        observers: Other observers that the reader tells of its progress.
+        repeatable: Whether `tasks` can be called again, after an interrupt.
+        steps: The number of its tasks; -1 if unknown, None before it was counted.
+        first_worker: The worker that gets the first task, where tasks are dealt round robin.
     """
 
-    # What is counted for each batch are plain attributes of an object whose `__dict__` nobody asks for, cached_property
-    # included: CPython then writes them in half the time.
+    # Counters are plain attributes, and nothing reads `__dict__` (as cached_property does): CPython then writes them in
+    # half the time.
     steps: int | None = None
+    observers: Sequence[Observer] = ()
+    repeatable: bool = False
+    first_worker: int = 0
     _local_only = True
     _remedy = "Elsewhere than under a plan a state belongs to one rank, and to one way of cutting its batches."
 
@@ -69,16 +100,40 @@ class Pass(Observer, ABC):
         self._facts = self._schedule.facts()  # now: the process group may be gone when a state is asked for
         self._base: State | None = None
         self._count = 0  # batches delivered since
-        # Tasks done without a gap, counted from the start, and those done beyond one.
+        # Tasks delivered without a gap, counted from the start, and those delivered beyond the first gap.
         self._done = 0
         self._skipped = sorted(self._beyond)
         self._samples = start.samples
 
+    @abstractmethod
+    def tasks(self, first: int = 0) -> Iterator[Task]:
+        """Return the tasks that are left of the epoch, in order.
+
+        Args:
+            first: The number of the first task to return; other than 0 only if the pass is `repeatable`.
+        """
+
+    def revised(self) -> Iterator[Task] | None:
+        """Return other tasks if `set_epoch`, called between `iter()` and the first batch, changes them; else None."""
+        return None
+
+    @abstractmethod
+    def size(self, task: Task) -> int:
+        """Count the samples of a task's batch; 0 if unknown. A batch of an iterable dataset carries its own count."""
+
+    @abstractmethod
+    def length(self) -> int:
+        """Count the batches of the whole epoch.
+
+        Raises:
+            TypeError: The sampler or dataset has no length.
+        """
+
     def _take(self) -> None:
-        """Take what the state holds for this kind of pass."""
+        """Read the part of the rank-local state that belongs to this kind of pass."""
 
     def _at_start(self) -> State:
-        """Return the state at the start; not worked out before, since describing an order may take long."""
+        """Return the state at the start, made when first needed: describing a large order takes long."""
         if self._base is None:
             self._base = self._schedule.state_at(self.start, self._facts)
         return self._base
@@ -89,9 +144,9 @@ class Pass(Observer, ABC):
         return bool(self.start.samples or self.local)
 
     def _moves(self) -> bool:
-        """Go over to the epoch that was set since `iter()`, as Lightning does; tell whether one was.
+        """Move to the epoch that was set after `iter()`, as Lightning sets it; return whether one was.
 
-        A state that was loaded since is for the next pass: it may have another seed.
+        A state that was loaded after `iter()` is for the next pass: it may have another seed.
         """
         schedule = self._schedule
         if self.start is schedule.start or not schedule.start.chosen or self._facts != schedule.facts():
@@ -100,8 +155,8 @@ class Pass(Observer, ABC):
         schedule.latest = self
         return True
 
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
-        """Count a batch and its samples; advance the epoch with the last: who stops there has finished it."""
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
+        """Count a batch and its samples. The last batch advances the epoch: a user who stops there has finished it."""
         self._count = nth
         if number == self._done and not (self._beyond or self._skipped):
             self._samples += samples
@@ -114,13 +169,13 @@ class Pass(Observer, ABC):
             self._schedule.finish(self.start)
 
     def _count_steps(self) -> int:
-        """Return how many tasks the pass has, at its first batch."""
+        """Count the tasks of the pass, at its first batch; -1 if unknown."""
         return -1
 
     def _deliver_beside_a_gap(self, number: int, samples: int) -> None:
-        for skipped in self._skipped:  # those count that were done beyond a gap before the start
+        for skipped in self._skipped:  # tasks delivered out of order before the start have numbers, too
             number += skipped <= number
-        if number >= self._done and number not in self._beyond:  # else it comes again, after an interrupt
+        if number >= self._done and number not in self._beyond:  # else it is delivered again, after an interrupt
             self._samples += samples
             self._beyond.add(number)
         while self._done in self._beyond:
@@ -146,6 +201,20 @@ class Pass(Observer, ABC):
     def _at(self, epochs: int, samples: int, **local: Any) -> State:
         rank_local = json.dumps(self._conditions | local) if local else ""
         return replace(self._at_start(), epoch=self.start.epoch + epochs, samples=samples, rank_local=rank_local)
+
+
+def count_samples(task: Task, batched: bool) -> int:
+    """Count the samples of a task without a plan; 0 where a sampler yields something that cannot be counted."""
+    if not batched:
+        return 1
+    if type(task) is range:
+        return len(task)
+    if type(task) is torch.Tensor:
+        return task.shape[0]
+    try:
+        return len(task[-1])  # type: ignore[arg-type]
+    except TypeError:
+        return 0
 
 
 def packed(value: Any, owner: Any = None) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from headrace.plan import Plan
 from headrace.plan.state import State
@@ -14,12 +15,13 @@ class PlanPass(Pass):
     """A pass over a plan.
 
     Args:
-        schedule: Whose epoch is read.
-        plan: What is read.
-        in_order: Whether batches come in the order of their steps; else a state belongs to this rank alone.
+        schedule: The loader's place in the epochs.
+        plan: The plan.
+        in_order: Whether batches are delivered in the order of their steps; otherwise states are rank-local.
     """
 
     steps: int
+    repeatable = True
     _local_only = False
     _remedy = "Where batches came in any order a state belongs to one rank; with in_order=True it does not."
 
@@ -32,14 +34,22 @@ class PlanPass(Pass):
         self.steps = self._plan.steps(self.start.samples)
 
     def tasks(self, first: int = 0) -> Iterator[Task]:
-        """Yield the plan's tasks for the rest of the epoch, from the `first` of them on."""
+        """Return the plan's tasks for the rest of the epoch, from the task number `first` on."""
         epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._skipped)
         left = islice((step for step in range(self.steps) if step not in done), first, None)
         return (PlanTask(epoch, step, cursor) for step in (left if done else range(first, self.steps)))
 
     def revised(self) -> Iterator[Task] | None:
-        """Return other tasks if the epoch was set between `iter()` and the first batch."""
+        """Return other tasks if `set_epoch` was called between `iter()` and the first batch; else None."""
         return self.tasks() if self._moves() else None
+
+    def size(self, task: Any) -> int:
+        """Count the samples of a task's batch."""
+        return self._plan.size(task.step, task.cursor)
+
+    def length(self) -> int:
+        """Count the batches of the whole epoch."""
+        return self._plan.steps()
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or note that it was broken off."""

@@ -1,4 +1,4 @@
-"""Passes over what a sampler decides."""
+"""Passes over the indices that a sampler draws."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ import torch
 
 from headrace.errors import whole_number
 from headrace.plan.state import State, mismatch
-from headrace.progress.base import Pass, packed, unpacked
+from headrace.progress.base import Pass, count_samples, packed, unpacked
 from headrace.progress.schedule import Schedule
 from headrace.randomness import Generators, callers_generators_kept
 from headrace.types import Task
@@ -18,20 +18,22 @@ from headrace.worker.streams import has_state
 
 
 class SamplerPass(Pass):
-    """A pass over what a sampler decides: torch's, or the user's.
+    """A pass over the indices that a sampler draws: torch's sampler, or the user's.
 
-    Its state belongs to this rank. A sampler that has `state_dict` and `load_state_dict` is asked; any other is begun
-    again with the random generators as they were, and the batches that were delivered are drawn from it, not loaded.
+    Its state is rank-local. A sampler that has `state_dict` and `load_state_dict` saves and loads its own state. Any
+    other is begun again with the random generators as they were. The batches that were delivered before are drawn again
+    but not loaded.
 
     Args:
-        schedule: Whose epoch is read.
-        samplers: What may have a state of its own, outermost first.
-        generators: The user's own, which samplers draw from.
-        length: Counts the pass's batches; it may raise TypeError.
-        torch_alone: Whether samplers draw from torch's generators alone.
+        schedule: The loader's place in the epochs.
+        samplers: The user's samplers, outermost first; one of them may have a state.
+        generators: The user's generators that samplers draw from.
+        length: Counts the batches of an epoch; it may raise TypeError.
+        batched: Whether a task is a list of samples.
+        torch_alone: Whether samplers draw from torch's generators only.
 
     Attributes:
-        behind: How many of the epoch's batches were delivered before.
+        behind: The number of the epoch's batches that were delivered before the start.
     """
 
     def __init__(
@@ -40,22 +42,24 @@ class SamplerPass(Pass):
         samplers: Sequence[Any],
         generators: Sequence[torch.Generator],
         length: Callable[[], int],
+        batched: bool,
         torch_alone: bool,
     ) -> None:
+        self._length, self._batched = length, batched
+        self._tasks: Iterator[Task] = iter(())
         self._packed = ""
         self._torch_alone = torch_alone
         self.behind = 0
         self._sampler_state: Any = None
-        world = schedule.world()
+        world = schedule.source.world()
         sizes = [one.batch_size for one in samplers if isinstance(getattr(one, "batch_size", None), int)]
-        batch_size = sizes[0] if sizes else schedule.batch_size
+        batch_size = sizes[0] if sizes else schedule.source.batch_size
         super().__init__(schedule, rank=world.rank, world_size=world.size, batch_size=batch_size)
         self._stateful = next((one for one in samplers if has_state(one)), None)
         self._epochs = next((one for one in samplers if _has_epoch(one)), None)
         self._epoch = getattr(self._epochs, "epoch", None)
         self._generators = generators
-        self._length = length
-        self._drawn: dict[int, Any] = {}  # the sampler's state after each batch that is on its way
+        self._drawn: dict[int, Any] = {}  # the sampler's state after each batch that is not delivered yet
         self._began: tuple[Generators, list[torch.Tensor]]
 
     def _take(self) -> None:
@@ -67,7 +71,7 @@ class SamplerPass(Pass):
 
     @contextmanager
     def as_it_began(self) -> Iterator[None]:
-        """Give the generators that samplers draw from the states that they had when the epoch began."""
+        """Put the generators that samplers draw from into the states that they had when the epoch began."""
         if not self._packed:
             self._began = Generators(torch_alone=self._torch_alone), [one.get_state() for one in self._generators]
             yield
@@ -86,24 +90,36 @@ class SamplerPass(Pass):
                 self._epochs.set_epoch(self._epoch)
             yield
 
-    def drawn(self, draw: Callable[[], Iterator[Task]]) -> Iterator[Task]:
-        """Return what `draw` returns, once the sampler has its state."""
+    def open(self, draw: Callable[[], Iterator[Task]]) -> None:
+        """Begin to draw, after the sampler has loaded its state.
+
+        Args:
+            draw: Begins to iterate over the sampler and returns its tasks. It is not kept: it refers to the loader.
+        """
         if self._stateful is not None and self._sampler_state is not None:
             self._stateful.load_state_dict(self._sampler_state)
-        return draw()
+        self._tasks = draw()
 
-    def rest(self, tasks: Iterator[Task]) -> Iterator[Task]:
-        """Yield the tasks that are left of the epoch's."""
-        done = frozenset(self._beyond)
+    def skip(self) -> None:
+        """Draw the tasks that were delivered before, and drop them."""
+        tasks, done = self._tasks, frozenset(self._beyond)
         for _ in range(0 if self._sampler_state is not None else self.behind):
             next(tasks, None)
         if self._stateful is not None:
             tasks = self._noted(tasks)
         if done:
             tasks = (task for number, task in enumerate(tasks) if number not in done)
-        if self.resumed:  # what a sampler draws at its first batch it draws here, from the generators as they were
+        if self.resumed:  # a sampler that uses a generator at its first batch must do so here, in its old state
             tasks = chain(list(islice(tasks, 1)), tasks)
-        return tasks
+        self._tasks = tasks
+
+    def tasks(self, first: int = 0) -> Iterator[Task]:
+        """Return the tasks that are left of the epoch."""
+        return self._tasks
+
+    def size(self, task: Task) -> int:
+        """Count the samples of a task's batch."""
+        return count_samples(task, self._batched)
 
     def _noted(self, tasks: Iterator[Task]) -> Iterator[Task]:
         assert self._stateful is not None
@@ -114,17 +130,21 @@ class SamplerPass(Pass):
             yield task
 
     def revised(self) -> None:
-        """Take the number of the epoch that was set between `iter()` and the first batch; what is drawn stays.
+        """Take the number of the epoch that was set between `iter()` and the first batch; the tasks stay the same.
 
-        A pass in the middle of an epoch has drawn the rest of that one, which is not the other epoch: it stays.
+        A pass that resumed in the middle of an epoch keeps its number: it has drawn the rest of that epoch.
         """
         if not self.resumed:
             self._moves()
 
+    def length(self) -> int:
+        """Count the batches of an epoch, as the sampler says."""
+        return self._length()
+
     def _count_steps(self) -> int:
-        """Return how many batches are left of the epoch; asked when the sampler has begun, and may know."""
+        """Count the batches that are left; called when the sampler has begun and may know its length."""
         try:
-            return self._length() - self.behind
+            return self.length() - self.behind
         except Exception:  # noqa: BLE001 - torch does not ask; the end shows when it comes
             return -1
 

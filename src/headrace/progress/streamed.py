@@ -1,13 +1,14 @@
 """Passes over an iterable dataset."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from headrace.datasets.deferred import Deferred
 from headrace.errors import whole_number
 from headrace.plan.state import State
-from headrace.progress.base import Pass, packed, unpacked
+from headrace.progress.base import Pass, count_samples, packed, unpacked
 from headrace.progress.schedule import HasState, Schedule
 from headrace.system.interrupts import InterruptsHeld
 from headrace.types import StreamPlace, StreamStart, StreamTask, Task
@@ -17,23 +18,26 @@ from headrace.worker.streams import has_state, state_between
 class StreamPass(Pass):
     """A pass over an iterable dataset, of which each worker reads a copy.
 
-    Its state belongs to this rank and as many workers. A dataset that has `state_dict` and `load_state_dict`, or whose
-    iterator has, is asked for its state after each batch; any other is read again from its beginning, and what was
-    delivered is thrown away. Between two passes a state holds the dataset's own where the next pass would begin with
-    that: where the rank's own process reads the dataset, or workers persist.
+    Its state belongs to this rank and to the same number of workers. A dataset, or its iterator, that has `state_dict`
+    and `load_state_dict` is asked for its state after each batch. Any other is read again from its beginning, and the
+    samples that were delivered before are dropped. A state between two passes holds the dataset's own state where the
+    next pass begins with it: where the rank's own process reads the dataset, or workers persist.
 
     Args:
-        schedule: Whose epoch is read.
-        workers: How many copies there are; 0 where the rank's own process reads the dataset.
-        batches: What the loader samples from: items, or lists of as many as a batch has samples.
-        before: Of workers that persist the pass before.
+        schedule: The loader's place in the epochs.
+        workers: The number of copies; 0 where the rank's own process reads the dataset.
+        batches: Yields a placeholder for each batch, as long as the batch; torch's samplers do.
+        length: Counts the batches of an epoch; it may raise TypeError.
+        batched: Whether a task is a list of samples.
         persistent: Whether workers outlive the pass.
+        before: The pass before, of workers that persist.
+        promised: The value that the loader's `len()` has returned, or None. More batches than that cause a warning.
 
     Attributes:
-        stream: The number of the pass, which keys what it draws where there is no seed.
+        stream: The number of the pass, which keys its random numbers where there is no seed.
         starts: Where each worker begins.
-        first_worker: Whose turn it is.
-        base_seed: Torch's seed of the workers, if they have one.
+        first_worker: The worker that gets the first task.
+        base_seed: Torch's base seed of the workers; None under a seed of the loader's.
     """
 
     def __init__(
@@ -41,18 +45,23 @@ class StreamPass(Pass):
         schedule: Schedule,
         workers: int,
         batches: Iterable[Any],
+        length: Callable[[], int],
+        batched: bool,
         persistent: bool = False,
         before: HasState | None = None,
+        promised: int | None = None,
     ) -> None:
         self._workers, self._batches, self._persistent = workers, batches, persistent
+        self._length, self._batched, self._promised = length, batched, promised
         self._found = before._ends if isinstance(before, StreamPass) and before._over else {}
         self.base_seed: int | None = None
-        world, share = schedule.world(), schedule.dealing()
+        self._tasks: Iterator[Task] = iter(())
+        world, share = schedule.source.world(), schedule.source.stream_share()
         super().__init__(
             schedule,
             rank=world.rank,
             world_size=world.size,
-            batch_size=schedule.batch_size,
+            batch_size=schedule.source.batch_size,
             num_workers=workers,
             split="in runs" if share is not None and share.run > 1 else share is not None,
         )
@@ -76,29 +85,44 @@ class StreamPass(Pass):
         if not self.start.samples:  # between two passes
             return
         self._saved_stream = whole_number("stream", self.local["stream"], low=1)
-        if not self._schedule.keys_stream():
+        if not self._schedule.source.keys_stream():
             self.base_seed = whole_number("base_seed", self.local["base_seed"])
 
-    def tasks(self) -> Iterator[Task]:
-        """Begin a stream and return its tasks, without end."""
-        set_epoch = getattr(self._schedule.dataset, "set_epoch", None)
-        if self._workers and self._schedule.keys_stream() and callable(set_epoch):
-            # Workers do that, too, at once: an epoch in memory that they share must be right before.
+    def open(self) -> None:
+        """Give the pass its number, and begin its endless tasks."""
+        set_epoch = getattr(self._schedule.source.dataset, "set_epoch", None)
+        if self._workers and self._schedule.source.keys_stream() and callable(set_epoch):
+            # Workers call it, too, all at once: an epoch in shared memory must be right before they do.
             set_epoch(self.start.epoch)
         self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
-        return map(partial(StreamTask, self.stream, self.start.epoch), iter(self._batches))
+        self._tasks = map(partial(StreamTask, self.stream, self.start.epoch), iter(self._batches))
+
+    def tasks(self, first: int = 0) -> Iterator[Task]:
+        """Return the tasks, without end."""
+        return self._tasks
 
     def revised(self) -> Iterator[Task] | None:
-        """Return other tasks if the epoch was set between `iter()` and the first batch and makes another stream.
+        """Return other tasks if `set_epoch` was called between `iter()` and the first batch and changes the samples.
 
-        One that is neither keyed by the epoch nor gone on with is read already, and has no other beginning.
+        A stream that is not keyed by the epoch, and was not resumed, stays: workers have begun to read it.
         """
-        another = self.resumed or self._schedule.keys_stream()
-        return self.tasks() if self._moves() and another else None
+        another = self.resumed or self._schedule.source.keys_stream()
+        if not (self._moves() and another):
+            return None
+        self.open()
+        return self._tasks
 
-    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any) -> None:
-        """Count a batch of a worker's, once."""
-        if number == self._last:  # it comes again, after an interrupt
+    def size(self, task: Task) -> int:
+        """Count the samples that a task asks for."""
+        return count_samples(task, self._batched)
+
+    def length(self) -> int:
+        """Count the batches of an epoch, as the dataset says."""
+        return self._length()
+
+    def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
+        """Count a batch, once."""
+        if number == self._last:  # delivered again, after an interrupt
             return
         with InterruptsHeld():
             self._last = number
@@ -108,16 +132,32 @@ class StreamPass(Pass):
             place = resume or StreamPlace(checksum=before.place.checksum)
             self._reached_by[worker] = StreamStart(before.batches + 1, before.read + samples, place)
             self._next = worker + 1
+        if self._promised is not None and nth > self._promised:
+            self._warn_of_more(nth)
+
+    def _warn_of_more(self, fetched: int) -> None:
+        """Warn, as torch does, that the dataset yields more than its length."""
+        message = (
+            f"Length of IterableDataset {self._schedule.source.dataset} was reported to be {self._promised}"
+            f"(when accessing len(dataloader)), but {fetched} samples have been fetched. "
+        )
+        if self._workers:
+            message += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(message, stacklevel=6)
 
     def exhausted(self, worker: int, of_dataset: Any) -> None:
-        """Keep the state that a copy of the dataset has at its end: the next pass begins with that."""
+        """Keep the state that a copy of the dataset has at its end: the next pass begins with it."""
         if of_dataset is not None:
             self._ends[worker] = of_dataset
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or, where its randomness is keyed by it, note that it was broken off."""
         super().ended(finished)
-        if not finished and self._count and self._schedule.keys_stream():
+        if not finished and self._count and self._schedule.source.keys_stream():
             self._schedule.abandon(self.start, f"{self._count} batches")
 
     def state(self) -> State:
@@ -130,7 +170,7 @@ class StreamPass(Pass):
         return super().state()
 
     def _between(self, epochs: int, held: Mapping[int, Any]) -> State:
-        """Return a state in front of an epoch, with the states that copies of the dataset have then, by worker."""
+        """Return a state at the beginning of an epoch, with the state of each worker's copy of the dataset then."""
         if not held:
             return self._at(epochs, 0)
         starts = [StreamStart(place=StreamPlace(held.get(worker))) for worker in range(max(self._workers, 1))]
@@ -147,17 +187,17 @@ class StreamPass(Pass):
         )
 
     def _saved(self, starts: Iterable[StreamStart]) -> list[Any]:
-        dataset = self._schedule.dataset
+        dataset = self._schedule.source.dataset
         return [
             (batches, read, *("" if own is None else packed(own, dataset) for own in place[:2]), place.checksum)
             for batches, read, place in starts
         ]
 
     def _held_here(self) -> dict[int, Any]:
-        """Return the state that the rank's own copy of the dataset has now; nothing where it keeps none."""
-        dataset = self._schedule.dataset
+        """Return the present state of the rank's own copy of the dataset, under worker 0; nothing if it keeps none."""
+        dataset = self._schedule.source.dataset
         dataset = dataset.built_here if isinstance(dataset, Deferred) else dataset
-        keeps_state = has_state(dataset) and not self._schedule.splits_stream()
+        keeps_state = has_state(dataset) and not self._schedule.source.splits_stream()
         state = state_between(dataset) if keeps_state else None
         return {} if state is None else {0: state}
 

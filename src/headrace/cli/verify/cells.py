@@ -13,11 +13,11 @@ from traceback import format_exception_only
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from headrace.cli.verify.digest import DigestingCollate, Fold, SampleDigest
 from headrace.loader import DataLoader
 from headrace.plan import Order, Plan
+from headrace.progress.source import Kind
 from headrace.types import Tail, World
 
 EXECUTORS = ("inline", "thread", "fork", "spawn")
@@ -156,7 +156,7 @@ class Subject:
         self.factory = factory
         self.epochs = epochs
         loader = self.loader()
-        self.order: Order = loader._schedule.order
+        self.order: Order = loader._source.order
         self.seeded = loader.seed is not None
         self.batched = loader.batch_size is not None
         self.tail: Tail = "exact" if loader.tail == "exact" else "pad"
@@ -261,12 +261,12 @@ def check(loader: Any) -> None:
                 "and ranks. Import DataLoader from headrace."
             )
         raise CannotVerify(f"the factory returned a {kind}: expected a headrace.DataLoader.")
-    if loader._iterable or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+    if loader._source.kind in (Kind.STREAM, Kind.DATAPIPE):
         raise CannotVerify(
             f"the dataset, a {type(loader.dataset).__qualname__}, is iterable: what a worker reads of it depends on "
             "how many workers and ranks there are. Only map-style datasets can be verified."
         )
-    if loader._user_order:
+    if loader._source.kind is Kind.SAMPLER:
         deciding = loader.batch_sampler if loader.batch_size is None and loader.batch_sampler else loader.sampler
         raise CannotVerify(
             f"the loader was given a sampler of its own ({type(deciding).__qualname__}), which alone decides what is "

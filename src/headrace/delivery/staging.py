@@ -1,0 +1,37 @@
+"""The staging queue: batches that are computed and not delivered yet, and errors in the places of batches."""
+
+from collections import deque
+from typing import Any, TypeAlias
+
+Staged: TypeAlias = tuple[int, int, int, Any, Any, int, BaseException | None]
+"""A batch on its way to the user: the number of its task in the pass, from 0; the worker that computed it; how many
+samples it holds; the batch, as the user gets it; the place after it in a worker's copy of an iterable dataset, or None;
+what came from another process for it, in bytes; and the error to raise in its place, or None. A plain tuple, since one
+is made for every batch."""
+
+
+class StagingQueue:
+    """Batches in the order in which they are delivered. What lies in it counts as not delivered.
+
+    A batch leaves the queue after all observers were told of it: if that is interrupted, the batch comes again. Where
+    no length tells which batch is the last, staging one batch ahead does.
+
+    Args:
+        ahead: How many batches are staged behind the one that is delivered next.
+
+    Attributes:
+        batches: What is staged, the next one first.
+        ended: Whether nothing more will be staged in this pass.
+    """
+
+    __slots__ = ("ahead", "batches", "ended")
+
+    def __init__(self, ahead: int = 0) -> None:
+        self.ahead = ahead
+        self.batches: deque[Staged] = deque()
+        self.ended = False
+
+    def clear(self) -> None:
+        """Drop everything, for another pass."""
+        self.batches.clear()
+        self.ended = False

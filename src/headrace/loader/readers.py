@@ -1,0 +1,208 @@
+"""Beginning to read: the pass, the workers and the reader for a loader's kind and executor."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, default_collate
+
+from headrace.delivery.pin import pinning
+from headrace.delivery.reader import Delivery, Reader
+from headrace.executors import Executor, Pool
+from headrace.loader.accelerate import AccelerateLink
+from headrace.loader.samplers import AutoSampler
+from headrace.progress import PlanPass, SamplerPass, StreamPass
+from headrace.progress.base import Pass
+from headrace.progress.source import Kind, draw_base_seed
+from headrace.system import world
+from headrace.types import IndexTask, Task
+from headrace.worker import in_memory
+from headrace.worker.work import Work
+
+
+def read(loader: Any, executor: Executor) -> Reader:
+    """Begin a pass over the loader's present epoch.
+
+    Args:
+        loader: The loader.
+        executor: The executor that its arguments choose.
+    """
+    persistent = loader.persistent_workers and executor.prefetches
+    if loader._source.planned():
+        return _read_plan(loader, executor, persistent)
+    if loader._source.kind is Kind.STREAM:
+        return _read_stream(loader, executor, persistent)
+    return _read_sampler(loader, executor, persistent)
+
+
+def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
+    """Begin a pass over the plan. Readers are independent of each other, and share persistent workers."""
+    plan = loader._source.plan()
+    loader._schedule.begin()
+    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches)
+    left = plan.samples - reading.start.samples
+    link = loader._link(lambda: reading.steps, 0 if plan.tail == "drop" else left % plan.global_batch)
+    reading.observers = () if link is None else (link,)
+    pool = loader._iterator if persistent else None
+    if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
+        loader._iterator = pool = None  # the old workers end before new ones start
+        pool = _start(loader, executor, plan=plan, base_seed=plan.seed % 2**63)
+        if persistent:
+            loader._iterator = pool
+    return Reader(pool, reading, _delivery(loader, executor, link), loader._meter, keep_pool=persistent)
+
+
+def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
+    """Begin a pass over what a sampler draws, in the same steps as torch, which decide what its generators draw."""
+    samplers = loader._samplers()
+    own = [loader.generator, *(getattr(one, "generator", None) for one in samplers)]
+    reading = SamplerPass(
+        loader._schedule,
+        samplers,
+        generators=list(dict.fromkeys(one for one in own if isinstance(one, torch.Generator))),
+        length=partial(len, loader._index_sampler),
+        batched=loader._auto_collation,
+        torch_alone=_automatic(loader) is not None,
+    )
+    link = loader._link(lambda: len(loader) - reading.behind, 0)
+    reading.observers = () if link is None else (link,)
+    reader = loader._iterator if persistent else None
+    reusable = isinstance(reader, Reader) and not reader.broken
+    draw = partial(_drawn, loader)
+    with reading.as_it_began():
+        if reusable or not executor.prefetches:
+            reading.open(draw)
+        else:
+            draw()  # with workers, torch asks for the iterator twice, and some samplers draw random numbers then
+        if not reusable:
+            seed = draw_base_seed(loader.generator)
+            pool = _start(loader, executor, base_seed=seed, by_number=executor.by_number)
+            if executor.prefetches:
+                reading.open(draw)
+        reading.skip()
+    if isinstance(reader, Reader) and reusable:
+        reader.restart(reading)
+        return reader
+    return _reader(loader, executor, pool, reading, link, persistent)
+
+
+def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
+    """Begin a pass over an iterable dataset, in the same steps as torch."""
+    source = loader._source
+    if source.keys_stream():
+        loader._schedule.begin()
+    reading = stream_pass(loader, executor)
+    link = loader._link(lambda: -1, source.stream_share())
+    reading.observers = () if link is None else (link,)
+    reader = loader._iterator if persistent else None
+    if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
+        if not source.keys_stream():
+            reading.base_seed = reader.base_seed
+        reading.open()
+        reader.restart(reading)
+        return reader
+    loader._iterator = reader = None  # the old workers end before new ones start
+    reading.open()
+    work = _stream_work(loader, reading) | {"starts": reading.starts, "starts_stream": reading.stream}
+    pool = _start(loader, executor, **work)
+    if not executor.prefetches:
+        pool.open_stream(reading.stream, reading.start.epoch)
+    return _reader(loader, executor, pool, reading, link, persistent)
+
+
+def stream_pass(loader: Any, executor: Executor) -> StreamPass:
+    """Make the pass over an iterable dataset that the loader is about to read."""
+    persistent = loader.persistent_workers and executor.prefetches
+    kept = isinstance(loader._iterator, Reader) and not loader._iterator.broken
+    return StreamPass(
+        loader._schedule,
+        int(loader.num_workers) if executor.prefetches else 0,
+        loader._index_sampler,
+        length=partial(len, loader._index_sampler),
+        batched=loader._auto_collation,
+        persistent=persistent,
+        before=loader._schedule.latest if persistent and kept else None,
+        promised=vars(loader)["_IterableDataset_len_called"],  # where torch notes what len() has said
+    )
+
+
+def _reader(
+    loader: Any, executor: Executor, pool: Pool, reading: Pass, link: AccelerateLink | None, persistent: bool
+) -> Reader:
+    """Make the reader of a pass without a plan. With persistent workers it serves later passes, too."""
+    reader = Reader(pool, reading, _delivery(loader, executor, link), loader._meter, keep_pool=persistent)
+    if persistent:
+        loader._iterator = reader
+    return reader
+
+
+def _automatic(loader: Any) -> AutoSampler | None:
+    """Return the automatic sampler if it alone decides on the samples: users may replace parts of a loader."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    alone = batches is None or (type(batches) is BatchSampler and batches.sampler is sampler)
+    return sampler if isinstance(sampler, AutoSampler) and alone else None
+
+
+def _drawn(loader: Any) -> Iterator[Task]:
+    """Return the tasks that the sampler draws. For in-memory data and torch's own sampler they are whole rows."""
+    sampler, batches = _automatic(loader), loader.batch_sampler
+    if (
+        sampler is not None
+        and isinstance(batches, BatchSampler)
+        and loader.collate_fn is default_collate
+        and in_memory.knows(loader.dataset)
+        and len(loader.dataset)
+    ):
+        return sampler.rows(batches.batch_size, batches.drop_last)
+    return map(IndexTask, iter(loader._index_sampler))
+
+
+def _stream_work(loader: Any, reading: StreamPass) -> dict[str, Any]:
+    """Return the fields of `Work` for an iterable dataset: the split over ranks, and the seeds."""
+    words = loader._source.stream_words()
+    if words is None:
+        if reading.base_seed is None:
+            reading.base_seed = draw_base_seed(loader.generator)
+        return {"base_seed": reading.base_seed}
+    return {"share": loader._source.stream_share(), "stream_words": words, "base_seed": words[0] % 2**63}
+
+
+def _start(loader: Any, executor: Executor, **particulars: Any) -> Pool:
+    """Start workers."""
+    if executor.prefetches:
+        loader.check_worker_number_rationality()
+    work = Work(
+        dataset=loader.dataset,
+        collate_fn=loader.collate_fn,
+        batched=loader._auto_collation,
+        fetch_threads=loader.fetch_threads,
+        replaces=loader.on_error == "replace",
+        stacks=loader.collate_fn is default_collate,
+        drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
+        environment=world.environment(),
+        **particulars,
+    )
+    pool = executor.start(work, int(loader.num_workers), loader.multiprocessing_context)
+    loader._meter.watch(pool)
+    if loader._source.kind in (Kind.SAMPLER, Kind.STREAM):
+        pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
+    return pool
+
+
+def _delivery(loader: Any, executor: Executor, link: AccelerateLink | None) -> Delivery:
+    """Return how the batches reach the user."""
+    streams = loader._source.kind is Kind.STREAM
+    transforms = [pinning(loader.pin_memory, loader.pin_memory_device), None if link is None else link.to_device]
+    in_turn = not loader._source.planned() and (streams or not executor.by_number)
+    return Delivery(
+        ahead=int(loader.num_workers * (loader.prefetch_factor or 2)) if executor.prefetches else 0,
+        in_order=loader.in_order,
+        in_turn=loader.in_order and in_turn,
+        streams=streams,
+        quick_tasks=loader._source.kind is not Kind.SAMPLER,
+        timeout_s=loader.timeout,
+        transforms=tuple(one for one in transforms if one is not None),
+        staged_ahead=int(streams and link is not None),  # only the next batch tells whether a stream's is the last
+    )
