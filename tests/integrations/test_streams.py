@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import webdataset
+from datasets.distributed import split_dataset_by_node
 
+from datasets import Dataset
 from headrace import DataLoader
-from late import Late
 from launch import run_ranks
-
-webdataset, hugging_face, distributed = Late("webdataset"), Late("datasets"), Late("datasets.distributed")
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -72,13 +72,13 @@ def test_a_pipeline_that_seeds_itself_from_the_clock_is_told_of(shards: list[str
 def test_what_splits_itself_is_left_alone(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    table = hugging_face.Dataset.from_dict({"number": range(8)}).to_iterable_dataset(num_shards=2)
+    table = Dataset.from_dict({"number": range(8)}).to_iterable_dataset(num_shards=2)
     split = {
         "webdataset.split_by_node": pipeline(shards, seed=1),
         "webdataset.ResampledShards": webdataset.WebDataset(
             shards, shardshuffle=False, resampled=True, nodesplitter=None
         ),
-        "datasets.distributed.split_dataset_by_node": distributed.split_dataset_by_node(table, 1, 2),
+        "datasets.distributed.split_dataset_by_node": split_dataset_by_node(table, 1, 2),
     }
     for splitter, dataset in split.items():
         with warnings.catch_warnings():
@@ -121,7 +121,7 @@ def test_ranks_share_the_shards_wherever_they_are_read(shards: list[str], tmp_pa
 @pytest.mark.parametrize("stop", [0, 3, 8])
 def test_a_table_read_as_a_stream_goes_on_where_it_was(workers: int, stop: int, seed: int | None) -> None:
     def loader() -> DataLoader[Any]:
-        table = hugging_face.Dataset.from_dict({"number": range(24)}).to_iterable_dataset(num_shards=4)
+        table = Dataset.from_dict({"number": range(24)}).to_iterable_dataset(num_shards=4)
         return DataLoader(table, batch_size=3, num_workers=workers, seed=seed)
 
     def numbers(batches: Any) -> list[int]:
