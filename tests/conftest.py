@@ -31,7 +31,8 @@ SERVERS: set[int] = set()
 def _standing_helpers() -> None:
     """Start what multiprocessing keeps for ever, so that the first test to need it is not blamed."""
     resource_tracker.ensure_running()
-    forkserver.set_forkserver_preload(["headrace"])  # or each worker imports torch anew, seconds apiece
+    # Or each worker imports torch anew, and each rank what examples and optimizers need, seconds apiece.
+    forkserver.set_forkserver_preload(["headrace", "torch._dynamo", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # also for ranks, which are several on this machine
         forkserver.ensure_running()
