@@ -84,12 +84,14 @@ class ScriptServer:
 
     def __init__(self) -> None:
         self._requests, requests = socket.socketpair()
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         with requests:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "script_server.py"), str(requests.fileno())],
                 pass_fds=[requests.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,  # so that what scripts print is buffered, as it is for a pipe
+                env={**environment, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
             )
         self.pid = self._process.pid
 

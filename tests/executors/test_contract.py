@@ -76,7 +76,7 @@ CELLS = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test in every cell, but in spawned workers only what their start may change: it takes seconds."""
-    spawned = (test_bits_equal_inline, test_worker_info, test_errors_say_where_they_come_from)
+    spawned = (test_bits_equal_inline, test_worker_info)
     if "make" in metafunc.fixturenames:
         cells = [name for name in CELLS if "spawn" not in name or metafunc.function in spawned]
         marks = {name: [pytest.mark.ray] if name.startswith("ray") else [] for name in cells}

@@ -172,10 +172,10 @@ def test_batches_that_the_user_holds_stay(tmp_path: Path) -> None:
     assert all(batch["drawn"].shape == (BATCH, 20_000) for batch in held)
 
 
-@pytest.mark.parametrize(("start_method", "workers"), [("fork", 3), ("spawn", 2), ("forkserver", 3)])
-def test_every_worker_dies_at_once(tmp_path: Path, start_method: str, workers: int) -> None:
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_every_worker_dies_at_once(tmp_path: Path, start_method: str) -> None:
     dataset = Mortal(tmp_path)
-    loader = a_loader(dataset, num_workers=workers, multiprocessing_context=start_method)
+    loader = a_loader(dataset, num_workers=3, multiprocessing_context=start_method)
     reader = iter(loader)
     batches = [flat(next(reader))]
     wait_until(lambda: all(worker.pid is not None for worker in reader._workers))
@@ -184,7 +184,7 @@ def test_every_worker_dies_at_once(tmp_path: Path, start_method: str, workers: i
         os.kill(victim, signal.SIGKILL)
     batches += [flat(batch) for batch in reader]
     assert batches == undisturbed(dataset)
-    assert loader.stats().restarts == workers
+    assert loader.stats().restarts == 3
     assert not {worker.pid for worker in reader._workers} & set(victims)
 
 
@@ -220,7 +220,7 @@ def test_workers_that_never_come_up_are_an_error(tmp_path: Path, workers: int, d
 
 def test_a_dataset_that_cannot_be_unpickled_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "MOST_FALSE_STARTS", 2)
-    loader = a_loader(KillsUnpickled(tmp_path, times=100), num_workers=1, multiprocessing_context="spawn")
+    loader = a_loader(KillsUnpickled(tmp_path, times=100), num_workers=1, multiprocessing_context="forkserver")
     with pytest.raises(WorkerDied) as caught:
         list(loader)
     assert "exit code 9" in str(caught.value.__cause__)
