@@ -10,9 +10,11 @@ import torch
 from torch.utils.data import Dataset
 
 from headrace.errors import DeliveryTimeout, bad_value
-from headrace.executors.base import Executor, Future, Pool
+from headrace.executors.base import Executor, Pool
+from headrace.executors.future import Future
 from headrace.types import Task
-from headrace.worker.work import Work, Worker
+from headrace.worker.work import Work
+from headrace.worker.worker import Worker
 
 
 class FakeDataset(Dataset[dict[str, Any]]):
@@ -98,6 +100,7 @@ class ManualPool(Pool):
         if outcome is None:
             outcome = self._workers_by_id[future.worker].run_inline(task)
             future.remarks.extend(self._workers_by_id[future.worker].remarks)
+            future.stage_s = self._workers_by_id[future.worker].clock.seconds
         future.resolve(outcome)
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:

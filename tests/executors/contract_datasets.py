@@ -1,6 +1,7 @@
 """Datasets of the contract suite, at module level so that every start method can pickle them."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,83 @@ class Echo(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return index
+
+
+class BulkReads(Dataset[Any]):
+    """`FakeDataset`, read by the batch and decoded by the sample."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        return [index.to_bytes(8, "little") for index in indices]
+
+    def decode(self, raw: bytes) -> dict[str, Any]:
+        return FakeDataset(self.length)[int.from_bytes(raw, "little")]
+
+
+class BrokenReads(BulkReads):
+    """`BrokenDraws`: every tenth sample cannot be read, nor a batch with it; the fifth after it cannot be decoded."""
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        for index in indices:
+            if index % 10 == 4:
+                raise Broken.ERRORS[index % 3](f"sample {index} is broken")
+        return super().read_many(indices)
+
+    def decode(self, raw: bytes) -> dict[str, Any]:
+        return BrokenDraws(self.length)[int.from_bytes(raw, "little")]
+
+
+class TooFew(BulkReads):
+    """Leaves out what it does not have."""
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        return super().read_many([index for index in indices if index != 6])
+
+
+READ_S, DECODE_S, COLLATE_S = 0.003, 0.001, 0.002
+
+
+def spend(cpu_s: float) -> None:
+    """Use a thread's CPU for this long."""
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < cpu_s:
+        pass
+
+
+class Busy(BulkReads):
+    """Every stage takes its time."""
+
+    def read_many(self, indices: list[int]) -> list[bytes]:
+        spend(READ_S)
+        return super().read_many(indices)
+
+    def decode(self, raw: bytes) -> Any:
+        spend(DECODE_S)
+        return torch.full((1000,), int.from_bytes(raw, "little"))
+
+
+class BusySingly(Busy):
+    """Tells nobody where its time goes."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.decode(self.read_many([index])[0])
+
+
+class BusyStream(IterableDataset[Any]):
+    """Yields from the first worker alone what `Busy` has."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        for index in range(8 if info is None or info.id == 0 else 0):
+            spend(DECODE_S)
+            yield torch.full((1000,), index)
+
+
+def collate_busily(samples: list[Any]) -> Any:
+    spend(COLLATE_S)
+    return torch.stack(samples)

@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +14,30 @@ import torch
 from torch.utils.data import IterableDataset
 
 from executors.contract_datasets import (
+    COLLATE_S,
+    DECODE_S,
+    READ_S,
     Broken,
     BrokenDraws,
+    BrokenReads,
+    BulkReads,
+    Busy,
+    BusySingly,
+    BusyStream,
     Echo,
     Exhausted,
     Large,
     Resetting,
     Squares,
     Stream,
+    TooFew,
     as_list,
+    collate_busily,
     collate_nothing,
 )
 from headrace import DataLoader, ProcessExecutor, RayExecutor, ThreadExecutor
+from headrace.telemetry.stages import StageTimes
+from headrace.telemetry.stats import Meter
 from headrace.testing import FakeDataset
 from rays import RAY
 from waiting import wait_for_reapers, wait_until
@@ -189,6 +201,43 @@ def test_replaced_samples_equal_inlines(make: Make, dataset: Any, options: dict[
         assert loader.stats().replaced == 7 * (epoch + 1)
 
 
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 4, "shuffle": True}, {"batch_size": 7}, {"batch_size": None}], ids=str
+)
+def test_bulk_reads_equal_single_ones(make: Make, options: dict[str, Any]) -> None:
+    """Whole, and with broken samples: `BrokenReads` has the same samples as `BrokenDraws`."""
+    expected = DataLoader(FakeDataset(23), seed=7, executor="inline", **options)
+    assert [flat(batch) for batch in make(BulkReads(23), **options)] == [flat(batch) for batch in expected]
+    expected = DataLoader(BrokenDraws(37), seed=7, executor="inline", on_error="replace", **options)
+    loader = make(BrokenReads(37), on_error="replace", **options)
+    assert [flat(batch) for batch in loader] == [flat(batch) for batch in expected]
+    assert loader.stats().replacements == expected.stats().replacements
+    assert loader.stats().replaced == 7
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+def test_a_bulk_read_that_fails_is_its_batchs_error(make: Make) -> None:
+    reader = iter(make(BrokenReads(12), batch_size=4))
+    next(reader)
+    with pytest.raises(KeyError, match="sample 4 is broken") as caught:
+        next(reader)
+    assert caught.value.__notes__[0] == "headrace: while fetching samples [4, 5, 6, 7], position 4 of epoch 0, step 1"
+    with pytest.raises(ValueError, match="sample 9 is broken") as wrong:
+        next(reader)
+    assert wrong.value.__notes__[0] == "headrace: while fetching sample 9, position 9 of epoch 0, step 2"
+
+
+@pytest.mark.filterwarnings("ignore:the dataset or collate_fn draws")
+def test_a_bulk_read_of_another_length_is_an_error(make: Make) -> None:
+    reader = iter(make(TooFew(12), batch_size=4, on_error="replace"))
+    next(reader)
+    with pytest.raises(ValueError, match=r"TooFew\.read_many returned 3 items for 4 indices") as caught:
+        next(reader)
+    assert "while fetching samples [4, 5, 6, 7], position 4 of epoch 0, step 1" in caught.value.__notes__[0]
+    assert next(reader)["index"].tolist() == [8, 9, 10, 11]
+
+
 def test_errors_say_where_they_come_from(make: Make) -> None:
     for collate_fn, what in (
         (None, "fetching sample 4, position 4"),
@@ -280,3 +329,45 @@ def test_a_batch_outlives_its_loader(make: Make) -> None:
     del loader
     gc.collect()
     assert flat(batches[0]["square"]) == [[0, 0], [1, 1], [4, 2], [9, 3]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[StageTimes]:
+    """The stage times that readers count, batch by batch."""
+    told: list[StageTimes] = []
+    count = Meter.count_stages
+
+    def listen(meter: Meter, seconds: Sequence[float]) -> None:
+        told.append(StageTimes(*seconds))
+        count(meter, seconds)
+
+    monkeypatch.setattr(Meter, "count_stages", listen)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("dataset", "read_s", "decode_s"),
+    [(Busy(8), READ_S, 4 * DECODE_S), (BusySingly(8), 4 * (READ_S + DECODE_S), 0), (BusyStream(), 4 * DECODE_S, 0)],
+    ids=["pair", "single", "stream"],
+)
+def test_each_batch_tells_what_its_stages_took(
+    make: Make, told: list[StageTimes], dataset: Any, read_s: float, decode_s: float
+) -> None:
+    loader = make(dataset, batch_size=4, collate_fn=collate_busily)
+    assert [batch[:, 0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(told) == 2
+    apart = not isinstance(loader.executor, ThreadExecutor) and loader.executor not in ("thread", "inline")
+    for one in told:
+        assert one.read_cpu_s >= read_s
+        assert one.decode_cpu_s >= decode_s
+        assert one.collate_cpu_s >= COLLATE_S
+        for stage in ("read", "decode", "collate", "encode"):
+            wall_s, cpu_s = (getattr(one, f"{stage}{name}") for name in ("_s", "_cpu_s"))
+            assert wall_s * loader.fetch_threads >= cpu_s * 0.99, "a thread's clock may tick a little late"
+        assert (one.decode_s > 0) == (decode_s > 0)
+        assert (one.encode_s > 0) == (one.encode_cpu_s > 0) == apart
+    stats = loader.stats()
+    sums = [sum(column) for column in zip(*told, strict=True)]
+    assert [getattr(stats, name) for name in StageTimes._fields] == pytest.approx(sums)
+    assert (stats.transport_s > 0) == apart
+    assert stats.transport_s <= stats.elapsed_s

@@ -77,7 +77,6 @@ def test_the_time_between_batches_is_elapsed_but_not_waited() -> None:
     next(batches)
     stats = loader.stats()
     assert stats.elapsed_s - stats.wait_s >= 0.02
-    assert stats.wait_s < 0.02
 
 
 class Dying(FakeDataset):

@@ -16,7 +16,8 @@ from headrace.plan import Plan, Shuffled
 from headrace.plan.keys import sample_seeds
 from headrace.randomness import callers_generators_kept, seed_from_words
 from headrace.types import PlanTask, World
-from headrace.worker.work import Work, Worker
+from headrace.worker.work import Work
+from headrace.worker.worker import Worker
 
 
 class Drawing(Dataset[tuple[Any, ...]]):

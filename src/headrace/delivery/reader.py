@@ -11,13 +11,15 @@ import torch
 
 from headrace.delivery.staging import Staged, StagingQueue
 from headrace.errors import DeliveryTimeout
-from headrace.executors.base import Future, Pool
+from headrace.executors.base import Pool
+from headrace.executors.future import Future
 from headrace.progress.base import Observer, Pass
 from headrace.system.interrupts import Droppable, InterruptsHeld
+from headrace.telemetry.stages import NO_TIMES
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
 from headrace.worker.streams import Portion, StreamEnd
-from headrace.worker.work import Worker
+from headrace.worker.worker import Worker
 
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
@@ -111,7 +113,7 @@ class Reader(Droppable, Iterator[Any]):
         return self._pass.length()
 
     def _next(self) -> Any:
-        started_s = perf_counter()
+        started_s = self._started_s = perf_counter()
         if self._may_move:
             with InterruptsHeld():
                 self._may_move = False
@@ -137,7 +139,7 @@ class Reader(Droppable, Iterator[Any]):
 
     def _deliver(self, staged: deque[Staged]) -> Any:
         """Return the first staged batch and count it, or raise the error in its place."""
-        number, worker, samples, batch, resume, received_bytes, error = staged[0]
+        number, worker, samples, batch, resume, stage_s, future, error = staged[0]
         nth, last = self._delivered + 1, self._staging.ended and len(staged) == 1
         for observer in self._observers:  # inlined `_tell_observers`
             observer.delivering(nth, number, worker, samples, resume, last)
@@ -151,7 +153,11 @@ class Reader(Droppable, Iterator[Any]):
         meter = self._meter
         meter.batches += 1
         meter.samples += samples
-        meter.received_bytes += received_bytes
+        meter.count_stages(stage_s)
+        if future is not None:
+            meter.received_bytes += future.size_bytes
+            meter.transport_s += future.transport_s
+            future.wait_s = perf_counter() - self._started_s
         staged.popleft()
         return batch
 
@@ -179,7 +185,7 @@ class Reader(Droppable, Iterator[Any]):
                     self._tell_end(0, outcome)
                     self._staging.ended = True
                 else:
-                    staged.append((number, 0, samples, outcome, resume, 0, None))
+                    staged.append((number, 0, samples, outcome, resume, direct.clock.seconds, None, None))
                     self._number = number + 1
                 break
             else:
@@ -220,7 +226,7 @@ class Reader(Droppable, Iterator[Any]):
         if type(outcome) is not StreamEnd:
             number, worker = future.number, future.worker
             try:
-                self._submit_next(future, (number, worker, samples, batch, resume, future.size_bytes, None))
+                self._submit_next(future, (number, worker, samples, batch, resume, future.stage_s, future, None))
             except Exception as error:  # from the user's sampler: as in torch, it takes this batch's place
                 self._window.remove(future)
                 if self._replace_by(error, number, worker, future.samples):
@@ -236,7 +242,7 @@ class Reader(Droppable, Iterator[Any]):
         """Put an error into the place of a batch; return whether to raise it now: no staged batch comes before it."""
         staged = self._staging.batches
         if staged and isinstance(error, Exception):
-            staged.append((number, worker, samples, None, None, 0, error))
+            staged.append((number, worker, samples, None, None, NO_TIMES, None, error))
             return False
         self._tell_observers(number, worker, samples)
         return True

@@ -1,13 +1,16 @@
 """The staging queue: batches that are computed and not delivered yet, and errors in the places of batches."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-Staged: TypeAlias = tuple[int, int, int, Any, Any, int, BaseException | None]
-"""A batch on its way to the user: the number of its task in the pass, from 0; the worker that computed it; how many
-samples it holds; the batch, as the user gets it; the place after it in a worker's copy of an iterable dataset, or None;
-what came from another process for it, in bytes; and the error to raise in its place, or None. A plain tuple, since one
-is made for every batch."""
+from headrace.executors.future import Future
+
+Staged: TypeAlias = tuple[int, int, int, Any, Any, Sequence[float], Future | None, BaseException | None]
+"""A batch on its way to the user, as a plain tuple, since one is made for every batch: the number of its task in the
+pass, from 0; the worker that computed it; the number of its samples; the batch, as the user gets it; the place after it
+in a worker's copy of an iterable dataset, or None; the times of its stages, as in `StageTimes`; its future, None if the
+caller's thread computed it; and the error to raise in its place, or None."""
 
 
 class StagingQueue:

@@ -1,6 +1,7 @@
 """Where work runs: one seam, many backends."""
 
-from headrace.executors.base import Executor, Failure, Future, Pool
+from headrace.executors.base import Executor, Pool
+from headrace.executors.future import Failure, Future
 from headrace.executors.inline import InlineExecutor
 from headrace.executors.process.pool import ProcessExecutor
 from headrace.executors.ray.executor import RayExecutor

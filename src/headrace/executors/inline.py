@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from headrace.executors.base import Executor, Future, Pool
+from headrace.executors.base import Executor, Pool
+from headrace.executors.future import Future
 from headrace.types import Task
-from headrace.worker.work import Work, Worker
+from headrace.worker.work import Work
+from headrace.worker.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class InlineExecutor(Executor):
 
 class _InlinePool(Pool):
     def __new__(cls, *_: Any) -> Self:
-        return object.__new__(cls)  # there is nothing to close
+        return object.__new__(cls)  # without `Droppable`'s finalizer: there is nothing to close
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -41,13 +43,14 @@ class _InlinePool(Pool):
         except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
             future.fail(error)
         future.remarks.extend(self._worker.remarks)
+        future.stage_s = self._worker.clock.seconds
         return future
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         return True
 
-    def open_stream(self, stream: int, epoch: int) -> None:
-        self._worker.open_inline(stream, epoch)
+    def open_stream(self, number: int, epoch: int) -> None:
+        self._worker.open_inline(number, epoch)
 
     def close(self) -> None:
         pass

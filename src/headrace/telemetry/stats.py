@@ -3,13 +3,18 @@
 import logging
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.telemetry.stages import NO_TIMES, StageTimes
 from headrace.types import Replaced
 
 REPLACEMENTS_KEPT = 100
 """How many replaced samples are kept in full; the others are in the log."""
+
+_SUMMED_TOGETHER = 256
+"""How many batches' stage times are kept before they are summed: one sum of many costs less than many of two."""
 
 _log = logging.getLogger("headrace")
 
@@ -31,6 +36,22 @@ class Stats:
         slot_bytes: Their size, in bytes.
         replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
         replacements: The last 100 of them, the oldest first.
+        read_s: Time that workers spent on reading the samples of these batches, in seconds. Where a dataset has only
+            `__getitem__` or `__getitems__`, decoding cannot be told apart and is in it; an in-memory batch that is
+            gathered whole is only read.
+        read_cpu_s: The CPU time of that, in seconds, that of `fetch_threads` included; 0 for batches that are gathered
+            in the caller's own thread.
+        decode_s: Time that workers spent on decoding them, in seconds, where the dataset has `read_many` and `decode`;
+            0 elsewhere.
+        decode_cpu_s: The CPU time of that, in seconds.
+        collate_s: Time that workers spent on merging samples to batches, in seconds.
+        collate_cpu_s: The CPU time of that, in seconds.
+        encode_s: Time that workers spent on writing batches where the rank can read them, in seconds; 0 where they are
+            computed in the rank's process.
+        encode_cpu_s: The CPU time of that, in seconds.
+        transport_s: Time that the rank spent on receiving and rebuilding batches, in seconds: reading their bytes once
+            they are there, copying them out of Ray's store, mapping shared memory, unpickling; 0 where they are
+            computed in the rank's process.
     """
 
     batches: int = 0
@@ -43,6 +64,15 @@ class Stats:
     slot_bytes: int = 0
     replaced: int = 0
     replacements: tuple[Replaced, ...] = ()
+    read_s: float = 0.0
+    read_cpu_s: float = 0.0
+    decode_s: float = 0.0
+    decode_cpu_s: float = 0.0
+    collate_s: float = 0.0
+    collate_cpu_s: float = 0.0
+    encode_s: float = 0.0
+    encode_cpu_s: float = 0.0
+    transport_s: float = 0.0
 
     @property
     def wait_percent(self) -> float:
@@ -55,7 +85,9 @@ class Meter:
 
     def __init__(self) -> None:
         self.batches = self.samples = self.received_bytes = self.restarts = self.replaced = 0
-        self.wait_s = self.elapsed_s = 0.0
+        self.transport_s = self.wait_s = self.elapsed_s = 0.0
+        self._stages = NO_TIMES
+        self._unsummed: list[Sequence[float]] = []
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
         self._broken = False
@@ -71,6 +103,18 @@ class Meter:
     def _note_broken(self) -> None:
         self._broken = True
 
+    def count_stages(self, seconds: Sequence[float]) -> None:
+        """Count what a worker spent on a batch, in the order of `StageTimes`."""
+        unsummed = self._unsummed
+        unsummed.append(seconds)
+        if len(unsummed) >= _SUMMED_TOGETHER:
+            self._sum_stages()
+
+    def _sum_stages(self) -> None:
+        times: list[Sequence[float]] = [self._stages, *self._unsummed]
+        self._unsummed = []
+        self._stages = StageTimes(*map(sum, zip(*times, strict=True)))
+
     def record(self, replaced: Replaced) -> None:
         """Count a sample that was replaced, keep what is known of it, and log it as a warning."""
         self.replaced += 1
@@ -84,7 +128,9 @@ class Meter:
         """Return the figures as they are now."""
         pool = self._pool and self._pool()
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
+        self._sum_stages()
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        counts |= self._stages._asdict()
         return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import thread_time
 from typing import Any
 
 import torch
@@ -15,26 +16,58 @@ from headrace.errors import note
 from headrace.plan.keys import sample_seeds
 from headrace.randomness import Drawing, Generators, Keys, here, seed_from_words, wait_for_all
 from headrace.system.torch_threads import begin_with_torch_threads
+from headrace.telemetry.stages import DECODE, READ, StageClock
 from headrace.types import Remark, Replaced
+from headrace.worker.pairs import Pair, WrongCount, pair_of
 
 Substitutes = Callable[[int, int], Sequence[int]]
-"""Tells which indices to try, given the epoch and the position of a sample that cannot be fetched."""
+"""Returns the indices to try instead of a sample that cannot be fetched, given its epoch and position."""
 
 _ERROR_CHARACTERS = 300
-"""How much of an error's text is recorded; its sample may have been of any size, and in the text."""
+"""How many characters of an error are recorded: its text may hold the whole sample."""
+
+
+class _Batch:
+    """A batch that is being fetched.
+
+    Attributes:
+        indices: The dataset's indices.
+        keys: Key the samples' randomness.
+        seeded: Whether the process's generators are seeded before each sample.
+        step: The plan's step; None without a plan.
+        pair: How the dataset reads and decodes; None where it is asked for whole samples.
+        raws: The raw samples, if they were read in one call; None where each is read alone.
+        samples: The samples, None where they are still to be fetched.
+        replaced: The substitutions, by place in the batch.
+    """
+
+    __slots__ = ("indices", "keys", "pair", "raws", "replaced", "samples", "seeded", "step")
+
+    def __init__(self, indices: list[Any], keys: Keys, seeded: bool, step: int | None, pair: Pair | None) -> None:
+        self.indices, self.keys, self.seeded, self.step, self.pair = indices, keys, seeded, step, pair
+        self.raws: Sequence[Any] | None = None
+        self.samples: list[Any] = [None] * len(indices)
+        self.replaced: dict[int, Replaced] = {}
 
 
 class Fetcher:
     """Fetches from a map-style dataset.
 
+    If a dataset can be asked in several ways, `read_many` and `decode` come first, then a `__getitems__` that a user
+    wrote, then `__getitem__`. An index that is a list, without batching, is for `__getitem__` alone, as in torch.
+
     Args:
         dataset: The dataset.
-        batched: Whether it may be asked for several samples in one call.
-        keyed: Whether each sample has randomness of its own, rather than torch's, draw by draw.
+        batched: Whether a task is a list of indices.
+        keyed: Whether each sample has random numbers of its own, rather than torch's, draw by draw.
         threads: How many samples to fetch at a time.
-        shared: Whether other workers draw from the same process's generators meanwhile.
-        remarks: Where it puts what the user should hear of.
-        substitutes: What replaces a sample that cannot be fetched; None where errors are raised.
+        shared: Whether other workers draw from the same process's generators at the same time.
+        remarks: Gets the remarks for the user.
+        clock: Measures reading and decoding.
+        substitutes: Tells what replaces a sample that cannot be fetched; None where errors are raised.
+
+    Attributes:
+        stage: The stage that ends with the last sample: of a dataset that is read by the batch it is decoding.
     """
 
     def __init__(
@@ -45,17 +78,24 @@ class Fetcher:
         threads: int,
         shared: bool,
         remarks: list[Remark],
+        clock: StageClock,
         substitutes: Substitutes | None = None,
     ) -> None:
         self._dataset = dataset
         self._shared = shared
         self._remarks = remarks
+        self._clock = clock
         self._substitutes = substitutes
+        self._batched = batched
         self._threads = threads if batched else 1
         # Torch's own wrappers have a bulk call that only passes on; sample by sample each keeps its own randomness.
         through = keyed or threads > 1
-        self._in_bulk = batched and bool(
-            fetches_in_bulk(dataset) if through else getattr(dataset, "__getitems__", None)
+        self._pair = pair_of(dataset, by_part=batched and not through)
+        self.stage = READ if self._pair is None else DECODE
+        self._in_bulk = (
+            batched
+            and self._pair is None
+            and bool(_asks_in_bulk(dataset) if through else getattr(dataset, "__getitems__", None))
         )
         self._pool: ThreadPoolExecutor | None = None
 
@@ -63,21 +103,27 @@ class Fetcher:
         """Return the samples at the indices, in their order.
 
         Args:
-            indices: What the dataset is asked for.
-            keys: What the samples' randomness is keyed by.
+            indices: The dataset's indices.
+            keys: Key the samples' randomness.
             seeded: Whether to seed the process's generators for each sample, or for all if they come in one call.
-            step: The plan's step, whose samples have positions; None if there is no plan.
+            step: The plan's step, whose samples have positions; None without a plan.
         """
         here.drawing = drawing = Drawing(keys, 0)
         if self._in_bulk:
             return self._bulk(indices, drawing, seeded, step)
         indices = list(indices)
+        pair = self._pair if self._batched or type(indices[0]) is not list else None
+        batch = _Batch(indices, keys, seeded, step, pair)
         # Where generators are shared a batch is seeded only after it was seen to draw: then one by one.
         if self._threads > 1 and len(indices) > 1 and not (self._shared and seeded):
-            samples = self._several(indices, keys, step)
-            if samples is not None:
-                return samples
-        return self._one_by_one(indices, drawing, seeded, step)
+            before = Generators() if pair is not None and not (self._shared or seeded) else None
+            self._read(batch, drawing)
+            if self._several(batch):
+                return batch.samples
+            if before is not None:
+                before.restore()
+        self._read(batch, drawing)  # perhaps again: decoding may have changed the raw samples
+        return self._one_by_one(batch, drawing)
 
     def _bulk(self, indices: Any, drawing: Drawing, seeded: bool, step: int | None) -> Sequence[Any]:
         if seeded:
@@ -85,68 +131,94 @@ class Fetcher:
         try:
             samples: Sequence[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
-            note(error, f"while fetching samples {reprlib.repr(indices)}{_position(drawing.keys, 0, step)}")
+            self._note_on_batch(error, indices, drawing.keys, step)
             if not self._replaces(error) or not fetches_singly(self._dataset):
                 raise
             drawing.anew()
             # Only one by one shows which sample is the broken one.
-            return self._one_by_one(list(indices), drawing, seeded, step)
+            return self._one_by_one(_Batch(list(indices), drawing.keys, seeded, step, None), drawing)
         return samples
 
-    def _one_by_one(self, indices: list[Any], drawing: Drawing, seeded: bool, step: int | None) -> list[Any]:
-        samples: list[Any] = [None] * len(indices)
-        replaced: dict[int, Replaced] = {}
+    def _read(self, batch: _Batch, drawing: Drawing) -> None:
+        """Read all raw samples in one call, if the dataset can; what it draws has the first sample's random numbers."""
+        if batch.pair is None or not batch.indices:
+            return
+        batch.raws = None
+        if batch.seeded:
+            seed_from_words(_seeds(batch.keys, 1)[0])
         try:
-            self._fill(samples, range(len(indices)), indices, drawing, seeded, step, replaced)
-        finally:
-            if replaced:
-                self._remarks.extend(replaced.values())
-        return samples
+            batch.raws = batch.pair.read(batch.indices)
+        except Exception as error:
+            self._note_on_batch(error, batch.indices, batch.keys, batch.step)
+            if not self._replaces(error):
+                raise
+        drawing.anew()
+        self._clock.lap(READ)
 
-    def _fill(
-        self,
-        samples: list[Any],
-        places: Iterable[int],
-        indices: list[Any],
-        drawing: Drawing,
-        seeded: bool,
-        step: int | None,
-        replaced: dict[int, Replaced],
-    ) -> None:
-        """Fetch the samples at some places of a batch; note in `replaced`, by place, those that others stand for."""
-        dataset, keys = self._dataset, drawing.keys
-        seeds = _seeds(keys, len(indices)) if seeded else None
+    def _note_on_batch(self, error: Exception, indices: Any, keys: Keys, step: int | None) -> None:
+        note(error, f"while fetching samples {reprlib.repr(indices)}{_position(keys, 0, step)}")
+
+    def _one_by_one(self, batch: _Batch, drawing: Drawing) -> list[Any]:
+        try:
+            self._fill(batch, range(len(batch.indices)), drawing)
+        finally:
+            if batch.replaced:
+                self._remarks.extend(batch.replaced.values())
+        return batch.samples
+
+    def _fill(self, batch: _Batch, places: Iterable[int], drawing: Drawing) -> None:
+        """Fetch the samples at some places of a batch, and replace those that cannot be fetched."""
+        keys, step, indices, samples = batch.keys, batch.step, batch.indices, batch.samples
+        dataset, pair, raws = self._dataset, batch.pair, batch.raws
+        seeds = _seeds(keys, len(indices)) if batch.seeded else None
         for place in places:
-            if seeds is not None:
-                seed_from_words(seeds[place])
+            seed = None if seeds is None else seeds[place]
+            if seed is not None:
+                seed_from_words(seed)
             drawing.place = place
             try:
-                samples[place] = dataset[indices[place]]
+                if pair is None:
+                    samples[place] = dataset[indices[place]]
+                elif raws is None:
+                    samples[place] = self._single(indices[place], drawing, seed)
+                else:
+                    samples[place] = pair.decode(raws[place])
             except Exception as error:
                 index = indices[place]
                 note(error, f"while fetching sample {index!r}{_position(keys, place, step)}")
                 if step is None or not self._replaces(error):
                     raise
-                instead = self._instead(error, drawing, seeded)
+                instead = self._instead(error, drawing, batch.seeded)
                 if instead is None:
                     raise
                 substitute, samples[place] = instead
                 position = keys.numbers[place]
-                replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
+                batch.replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
+
+    def _single(self, index: Any, drawing: Drawing, seed: Sequence[int] | None) -> Any:
+        """Fetch one sample, whose seed has been set if there is one."""
+        if self._pair is None:
+            return self._dataset[index]
+        (raw,) = self._pair.read([index])
+        drawing.anew()  # decoding has the same random numbers whether or not reading draws
+        if seed is not None:
+            seed_from_words(seed)
+        return self._pair.decode(raw)
 
     def _instead(self, error: Exception, drawing: Drawing, seeded: bool) -> tuple[int, Any] | None:
-        """Return the index and the sample that take a broken one's place; None, and a note, if there is none."""
+        """Return the index and the sample that replace a broken one; None, and a note, if all substitutes fail."""
         assert self._substitutes is not None
         keys = drawing.keys
         position = keys.numbers[drawing.place]
         substitutes = self._substitutes(keys.epoch, position)
+        # Substitutes have the random numbers of the position.
+        seed = _seeds(Keys(keys.seed, keys.epoch, [position]), 1)[0] if seeded else None
         for substitute in substitutes:
-            # It takes the place with all that belongs to it: the random numbers are those of the position.
             drawing.anew()
-            if seeded:
-                seed_from_words(_seeds(Keys(keys.seed, keys.epoch, [position]), 1)[0])
+            if seed is not None:
+                seed_from_words(seed)
             try:
-                return substitute, self._dataset[substitute]
+                return substitute, self._single(substitute, drawing, seed)
             except Exception as another:
                 if not self._replaces(another):
                     note(another, f"while fetching sample {substitute} as a substitute")
@@ -155,16 +227,40 @@ class Fetcher:
         return None
 
     def _replaces(self, error: Exception) -> bool:
-        """Tell whether an error is the sample's, and to be replaced; out of memory is the machine's."""
-        return self._substitutes is not None and not isinstance(error, MemoryError)
+        """Tell whether the sample causes an error and is to be replaced. Lack of memory is the machine's fault."""
+        return self._substitutes is not None and not isinstance(error, MemoryError | WrongCount)
 
-    def _several(self, indices: list[Any], keys: Keys, step: int | None) -> list[Any] | None:
-        """Fetch in threads. None, and the generators as before, if one of them was drawn from: then order matters."""
+    def _several(self, batch: _Batch) -> bool:
+        """Fetch in threads. False, and the generators as before, if one of them was drawn from: then order matters."""
         before = None if self._shared else Generators()
-        samples: list[Any] = [None] * len(indices)
+        unseeded = _Batch(batch.indices, batch.keys, False, batch.step, batch.pair)
+        unseeded.raws = batch.raws
+        errors = self._fill_in_threads(unseeded)
+        moved = before.moved() if before is not None else []
+        if before is not None and moved:
+            before.restore()
+            self._threads = 1
+            outcome = "this worker fetches one sample at a time from now on"
+            self._remarks.append(drawing_remark(moved, "fetch_threads", outcome))
+            return False
+        # As if fetched in order: all samples before an error were begun before it, and those behind it were not.
+        end = min(errors, default=len(batch.indices))
+        self._remarks.extend(unseeded.replaced[place] for place in sorted(unseeded.replaced) if place < end)
+        batch.samples = unseeded.samples
+        if errors:
+            first = errors[end]
+            errors.clear()
+            try:
+                raise first
+            finally:
+                del first  # it refers to this frame, which refers to it
+        return True
+
+    def _fill_in_threads(self, batch: _Batch) -> dict[int, BaseException]:
+        """Fetch the samples of a batch in threads, until one fails; return the errors, by place in the batch."""
         errors: dict[int, BaseException] = {}
-        replaced: dict[int, Replaced] = {}
-        places = deque(range(len(indices)))
+        cpu_s: list[float] = []
+        places = deque(range(len(batch.indices)))
         lease = here.lease
 
         def left() -> Iterator[int]:
@@ -175,41 +271,27 @@ class Fetcher:
                     return
 
         def work() -> None:
-            here.drawing = drawing = Drawing(keys, 0)
+            began_cpu_s = thread_time()
+            here.drawing = drawing = Drawing(batch.keys, 0)
             here.lease = lease
             try:
-                self._fill(samples, left(), indices, drawing, False, step, replaced)
-            except BaseException as error:  # noqa: BLE001 - raised below
+                self._fill(batch, left(), drawing)
+            except BaseException as error:  # noqa: BLE001 - the caller raises the first
                 errors[drawing.place] = error
             finally:
                 here.drawing = here.lease = None
+                cpu_s.append(thread_time() - began_cpu_s)
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 self._threads, "headrace-fetch", begin_with_torch_threads, (torch.get_num_threads(),)
             )
         try:
-            wait_for_all([self._pool.submit(work) for _ in range(min(self._threads, len(indices)))])
+            wait_for_all([self._pool.submit(work) for _ in range(min(self._threads, len(batch.indices)))])
         finally:
             places.clear()  # interrupted: nothing more is begun
-        moved = before.moved() if before is not None else []
-        if before is not None and moved:
-            before.restore()
-            self._threads = 1
-            outcome = "this worker fetches one sample at a time from now on"
-            self._remarks.append(drawing_remark(moved, "fetch_threads", outcome))
-            return None
-        # As if fetched in order: whatever lies before an error was begun before it, and what lies behind it was not.
-        end = min(errors, default=len(indices))
-        self._remarks.extend(replaced[place] for place in sorted(replaced) if place < end)
-        if errors:
-            first = errors[end]
-            errors.clear()
-            try:
-                raise first
-            finally:
-                del first  # which would hold this frame, and this frame it
-        return samples
+        self._clock.add_cpu(self.stage, sum(cpu_s))
+        return errors
 
 
 def drawing_remark(moved: Sequence[str], option: str, outcome: str) -> str:
@@ -236,14 +318,18 @@ def _seeds(keys: Keys, count: int) -> Sequence[Sequence[int]]:
 
 
 def fetches_in_bulk(dataset: Any) -> bool:
-    """Tell whether a dataset has a `__getitems__` that a user wrote, looking through torch's own wrappers."""
+    """Tell whether a batch is asked for by a `__getitems__` that a user wrote, looking through torch's own wrappers."""
+    return pair_of(dataset) is None and _asks_in_bulk(dataset)
+
+
+def _asks_in_bulk(dataset: Any) -> bool:
     dataset = _behind(dataset)
     bulk = getattr(type(dataset), "__getitems__", None)
     if bulk is Subset.__getitems__:
-        return fetches_in_bulk(dataset.dataset)
+        return _asks_in_bulk(dataset.dataset)
     if bulk is StackDataset.__getitems__:
         parts = dataset.datasets
-        return any(fetches_in_bulk(part) for part in (parts.values() if isinstance(parts, dict) else parts))
+        return any(_asks_in_bulk(part) for part in (parts.values() if isinstance(parts, dict) else parts))
     return bool(getattr(dataset, "__getitems__", None))
 
 

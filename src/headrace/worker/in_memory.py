@@ -82,7 +82,8 @@ def _rule(dataset: Any) -> "Callable[[Any, Rows, Allocate], Any] | None":
     kind = type(dataset)
     for base in (TensorDataset, Subset, ConcatDataset, StackDataset):
         if issubclass(kind, base) and all(
-            getattr(kind, name, None) is getattr(base, name, None) for name in ("__getitem__", "__getitems__")
+            getattr(kind, name, None) is getattr(base, name, None)
+            for name in ("__getitem__", "__getitems__", "read_many", "decode")
         ):
             return _RULES[base]
     return _RULES.get(kind)

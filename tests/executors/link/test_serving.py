@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from headrace.executors.base import Future
+from headrace.executors.future import Future
 from headrace.executors.link.serving import Server, serve
 from headrace.executors.link.wire import Assigned, Wire
 from headrace.memory.codec import SlotWriter
 from headrace.memory.slots import Ring
+from headrace.telemetry.stages import NO_TIMES
 from headrace.types import PlanTask
 
 LIMIT_S = 60
@@ -21,6 +22,8 @@ LIMIT_S = 60
 
 class Stub:
     """Answers each task with the same tensors, in which it writes the task's step before it waits for leave."""
+
+    stage_s = NO_TIMES
 
     def __init__(self, ring: Ring, floats: int, parts: int = 1) -> None:
         self.writer = SlotWriter(ring)

@@ -15,9 +15,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.executors.link.wire import EMPTY_FRAME, TAIL, Assigned, Lender, Wire, frame, read_frames, task_of
+from headrace.executors.link.frames import EMPTY_FRAME, frame, read_frames
+from headrace.executors.link.lending import Lender
+from headrace.executors.link.wire import TAIL, Assigned, Wire, task_of
 from headrace.memory.codec import SlotWriter, lift
 from headrace.memory.slots import Loans, Ring
+from headrace.telemetry.stages import StageTimes
 from headrace.types import IndexTask, PlanTask, StreamTask, Task
 
 TASKS: list[Task] = [
@@ -62,7 +65,7 @@ class Rank:
     def _answer(self, parts: list[bytearray]) -> None:
         if parts:
             self.wire.check(parts, PID)
-            self.owed[0].land(parts, self.wire.loans)
+            self.owed[0].land(parts, self.wire.loans, self.wire.stage_s, self.wire.received_s)
             self.owed.popleft()
 
     def said(self, sent: bytes) -> bool:
@@ -73,7 +76,7 @@ class Rank:
     def answer(self, *message: bytes, pid: int = PID, number: int | None = None) -> bytes:
         """Return the next answer, or what is like it."""
         self.sent += 1
-        tail = TAIL.pack(0.1, self.sent if number is None else number, pid)
+        tail = TAIL.pack(*STAGES, 0.1, self.sent if number is None else number, pid)
         return b"".join(frame([memoryview(part) for part in (*message, tail)]))
 
     def close(self) -> None:
@@ -89,6 +92,7 @@ def rank() -> Iterator[Rank]:
     one.close()
 
 
+STAGES = StageTimes(*(2.0**-place for place in range(8)))
 HEAD = struct.pack("<2q", -1, 0)
 VALUE = pickle.dumps(7)
 
@@ -97,6 +101,8 @@ def test_what_is_an_answer_lands(rank: Rank) -> None:
     first, _ = rank.owed
     assert rank.said(EMPTY_FRAME + rank.answer(HEAD, VALUE))
     assert (first.result(), len(rank.owed), rank.wire.garbled) == (7, 1, "")
+    assert first.stages == STAGES
+    assert first.transport_s > 0
 
 
 @pytest.mark.parametrize(

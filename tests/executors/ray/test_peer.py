@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.link.wire import TAIL, Wire, frame
+from headrace.executors.link.frames import frame
+from headrace.executors.link.wire import TAIL, Wire
 from headrace.executors.ray.actor import PIECE_BYTES, Actor, Answers, Begun, Setup, pickled, versions
 from headrace.executors.ray.events import Landed
 from headrace.executors.ray.peer import Asked, RayPeer
@@ -21,6 +22,7 @@ from headrace.memory.pickling import Pickler
 from headrace.memory.slots import Ring
 from headrace.plan import Plan, Sequential
 from headrace.randomness import callers_generators_kept
+from headrace.telemetry.stages import NO_TIMES
 from headrace.types import PlanTask
 from headrace.worker.work import Work
 
@@ -118,7 +120,9 @@ def test_small_batches_come_in_pieces_of_several(
     assert all(len(one) <= PIECE_BYTES + 1024 for one in (first, *others)) == bool(apart or len(sizes) < 10)
     answers = peer.heard(range(1 + pieces), first, lambda calls: [others[call - 1] for call in calls])
     for future, message in zip(futures, answers.messages, strict=True):
-        future.land(message, Landed(iter(())))
+        future.land_from_store(message, Landed(iter(())), answers.received_s)
+        assert future.stages.read_s > 0
+        assert future.transport_s > 0
     for one, sample in zip(futures, dataset, strict=True):
         assert all(torch.equal(*pair) for pair in zip(one.result(), sample, strict=True))
 
@@ -129,7 +133,7 @@ def test_small_batches_come_in_pieces_of_several(
 def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int, bundle: int) -> None:
     peer = a_peer()
     answers = Answers([[bytearray(b"head")]] * 2, [], [size, 20_000], 0.0001)
-    assert peer.heard([None], pickle.dumps(answers), no_others) == answers
+    assert peer.heard([None], pickle.dumps(answers), no_others)._replace(received_s=0.0) == answers
     assert (peer.pieces, peer.bundle) == (pieces, bundle)
     assert peer.task_s == 0.0001
 
@@ -170,7 +174,7 @@ def test_how_long_a_task_takes_is_what_its_worker_says() -> None:
     writer = SlotWriter(Ring(others))
     for number in range(50):
         writer.begin()
-        for part in frame([*writer.write(torch.tensor(number)), memoryview(TAIL.pack(0.02, number + 1, 5))]):
+        for part in frame([*writer.write(torch.tensor(number)), memoryview(TAIL.pack(*NO_TIMES, 0.02, number + 1, 5))]):
             worker.sendall(part)
     assert peer.wire.receive()
     assert [one.result() for one in futures] == [torch.tensor(number) for number in range(50)]

@@ -18,7 +18,8 @@ from headrace.cli.verify.state import Change, Watch
 from headrace.plan import Plan
 from headrace.types import PlanTask
 from headrace.worker.fetch import fetches_in_bulk
-from headrace.worker.work import Work, Worker
+from headrace.worker.work import Work
+from headrace.worker.worker import Worker
 
 _BUILDS = 4
 """So many datasets are made to see whether they are equal: one that draws may well draw the same once."""

@@ -5,20 +5,23 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from torch.utils.data import default_collate
 
 from headrace.errors import SlotTooLarge
-from headrace.executors.base import Failure, Remarked
-from headrace.executors.link.wire import JOINED_BYTES, LIVENESS_S, TAIL, Order, Sent, frame, read_frames, task_of
+from headrace.executors.future import Failure, Remarked
+from headrace.executors.link.frames import JOINED_BYTES, frame, read_frames
+from headrace.executors.link.wire import LIVENESS_S, TAIL, Request, Sent, task_of
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.pickling import decode
 from headrace.memory.slots import Ring
 from headrace.memory.unpicklable import culprit
+from headrace.telemetry.stages import ENCODE, StageClock
 from headrace.types import Remark, StreamTask, Task
 from headrace.worker.work import Work
+from headrace.worker.worker import start_worker
 
 
 class Server:
@@ -43,8 +46,10 @@ class Server:
             work.collate_fn = slot_collate(self.writer, as_torch=not work.keyed)
             work.allocate = self.writer.empty
         self._refusal: Failure | None = None
+        self._clock = StageClock()
         try:
-            self._worker = work.start_worker(worker_id, workers, threads)
+            self._worker = start_worker(work, worker_id, workers, threads)
+            self._clock = self._worker.clock
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             self._refusal = Failure.of(error, where)
 
@@ -53,15 +58,28 @@ class Server:
         try:
             task = task_of(sent)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
+            self._clock.start()
             return self.writer.write(Failure.of(error, self._where))
         return self.answer(task, number)
 
     def answer(self, task: Task, number: int | None = None) -> list[memoryview]:
         """Return the message that holds a task's batch, or the error in its place."""
+        message = self._answer(task, number)
+        self._clock.lap(ENCODE)
+        return message
+
+    @property
+    def stage_s(self) -> Sequence[float]:
+        """The times of the last answer, in the order of `StageTimes`."""
+        return self._clock.seconds
+
+    def _answer(self, task: Task, number: int | None) -> list[memoryview]:
         self.writer.begin()
         outcome: Any = self._refusal
         remarks: tuple[Remark, ...] = ()
-        if self._refusal is None:
+        if self._refusal is not None:
+            self._clock.start()
+        else:
             outcome = self._outcome(task, number)
             remarks = tuple(self._worker.remarks)
         try:
@@ -92,7 +110,7 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
     """
     held: list[memoryview] = []
     answers = 0
-    for tasks, returned, dropped in _orders(end, rank_lives):
+    for tasks, returned, dropped in _requests(end, rank_lives):
         for slot in returned:
             ring.release(slot)
         for slot in dropped:
@@ -102,7 +120,7 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
             message = server.answer_to(sent, number)
             answers += 1
             # Who it is now: user code may have forked a copy, and let it go on as if it was the worker.
-            tail = TAIL.pack(time.perf_counter() - began_s, answers, os.getpid())
+            tail = TAIL.pack(*server.stage_s, time.perf_counter() - began_s, answers, os.getpid())
             held += frame([*message, memoryview(tail)])
             size = sum(map(len, held))
             if left and size <= JOINED_BYTES // 2:  # what is larger may be the user's memory still, and changes
@@ -112,9 +130,9 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
             held.clear()
 
 
-def _orders(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Order, None, None]:
+def _requests(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[Request, None, None]:
     """Yield what `Wire.hand` sends."""
-    received: deque[Order] = deque()
+    received: deque[Request] = deque()
     frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
     arrival = select.poll()  # who waits in recv is woken each time that the rank reads, too, at the rank's cost

@@ -1,4 +1,4 @@
-"""The rank's end of a socket to a worker on this machine: frames both ways, and slots that come as descriptors."""
+"""The rank's end of a socket to a worker on this machine: tasks one way, answers the other, slots as descriptors."""
 
 import os
 import pickle
@@ -6,78 +6,59 @@ import socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
+from time import perf_counter
 from typing import cast
 
-import numpy as np
-
 from headrace.errors import SlotTooLarge
-from headrace.executors.base import Future
+from headrace.executors.future import Future
+from headrace.executors.link.frames import JOINED_BYTES, frame_of_one, read_frames
 from headrace.memory.codec import Slots, lift
 from headrace.memory.pickling import Buffer, Pickler, decode, encode
 from headrace.memory.slots import Loans
+from headrace.telemetry.stages import NO_TIMES
 from headrace.types import IndexTask, PlanTask, Task
 
 LIVENESS_S = 1
-"""How often either side looks whether the other still lives, should the closed socket not tell."""
+"""How often either side checks that the other still lives, in seconds, in case the closed socket does not tell."""
 
 MOST_DEATHS = 5
-"""How many workers may die at one task before it is to blame.
+"""Worker deaths at one task after which the task is to blame.
 
-Whoever kills workers at random hits some task each time, and the same one again only by chance: it goes to a worker
-that is up, and can be hit while it is the one computed. Where that takes 5 ms, and each of two workers is killed five
-times a second, the chance is one in forty for each further time, and below one in a million for four of them.
+Kills at random hit the same task again only by chance: it goes to a worker that is up, and is hit only while it is
+computed. Where that takes 5 ms, and each of two workers is killed five times a second, the chance is one in forty for
+each further death, and below one in a million for four of them.
 """
 
 MOST_FALSE_STARTS = 10
-"""How many workers may die one after another before they are set up, at one place, before the pool gives up.
+"""Deaths in a row, before a worker is set up, after which the pool gives up.
 
-No task is to blame for those. More are allowed, since to start takes longer than a task, so that kills at random hit it
-more often: at 20 ms and five kills a second one in ten, and all ten in a row hardly ever.
+No task is to blame for these. More of them are allowed than deaths at a task, since a start takes longer, so that kills
+at random hit it more often: at 20 ms and five kills a second one start in ten is hit, and ten in a row hardly ever.
 """
-
-_MOST_PARTS = 2**16
-"""A frame has fewer parts: they take a byte each in a stream of `INLINE_BYTES`, or are `INLINE_PARTS`."""
-
-_MARK = 0x68_65_61_64_72_61 * _MOST_PARTS
-"""What the first word of every frame is, but for the number of its parts: what is no frame is found out."""
-
-_WORD = struct.Struct("<Q")
-
-_HEAD = struct.Struct("<2Q")
-"""What every frame begins with: mark and number of parts, and how many bytes they have together. Their lengths follow.
-"""
-
-_ONE_PART = struct.Struct("<3Q")
-"""What `frame` puts before a part that is alone."""
 
 Sent = tuple[int, ...] | int | list[int] | list[bytearray]
-"""A task on its way: what a `PlanTask` consists of; the index or indices of an `IndexTask`; or anything, pickled."""
+"""A task as it is sent: the fields of a `PlanTask`; the index or indices of an `IndexTask`; or any task, pickled."""
 
-Order = tuple[list[tuple[Sent, int | None]], list[int], list[int]]
-"""What a worker is sent: tasks, to be answered together, each with its number where its random numbers hang on it; and
-as `Loan` the slots that come back, and those that it is to forget."""
+Request = tuple[list[tuple[Sent, int | None]], list[int], list[int]]
+"""A message to a worker: tasks to be answered together, each with the number that keys its random numbers or None; and
+as in `Loan` the slots that come back, and the slots to forget."""
 
 Loan = tuple[list[int], list[int]]
-"""The slots that go back to a worker, and those that it is to forget."""
+"""The slots that go back to a worker, and the slots that it is to forget."""
 
-TAIL = struct.Struct("<d2Q")
-"""The last part of an answer: what the task took the worker, in seconds, since the rank may hear late; how many answers
-it has given, this one included; and which process it is."""
+STAGES = struct.Struct("<8d")
+"""The last part of an answer that comes through Ray's store: its `StageTimes`."""
 
-EMPTY_FRAME = _HEAD.pack(_MARK, 0)
-"""A frame without parts: a word from a worker that is no answer."""
-
-JOINED_BYTES = 2**16
-"""Messages up to this size are sent in one piece."""
-
-_SPARE_AFTER = 64
-"""After how many tasks slots are dropped that none of them needed: they were for batches that the user held."""
+TAIL = struct.Struct("<8dd2Q")
+"""The last part of an answer over a socket: its `StageTimes`; the seconds that the task took, measured by the worker
+since the rank may hear late; the number of answers that the worker has given, this one included; and the worker's
+process."""
 
 _rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-"""The rank's ends of all sockets: a forked process must not hold on to them, or no worker would see its rank die."""
+"""The rank's ends of all sockets. A forked process must close its copies, or no worker would see its rank die."""
 
 
 def _close_rank_ends() -> None:
@@ -93,11 +74,11 @@ class Assigned(Future):
     """The future of a task that a worker was given.
 
     Attributes:
-        task: What it is.
+        task: The task.
         sent: The task as it is sent.
         number: How many tasks were submitted before it.
-        key: What its random numbers hang on: its number, or None.
-        deaths: How many workers died while it was the one that they were at.
+        key: The number that keys its random numbers; None where the task itself does.
+        deaths: How many workers died while they computed it.
     """
 
     __slots__ = ("deaths", "key", "number", "sent", "task")
@@ -105,18 +86,30 @@ class Assigned(Future):
     def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None, key: int | None = None) -> None:
         super().__init__(-1)
         self.task = task
-        self.sent = _to_send(task, kind)  # raises where it cannot be pickled, before a worker is said to have it
+        self.sent = _to_send(task, kind)  # raises here if it cannot be pickled, before a worker has it
         self.number = number
         self.key = key
         self.deaths = 0
 
-    def land(self, message: Sequence[Buffer], slots: Slots) -> None:
-        """Fill in what a `SlotWriter` wrote, unless another worker was faster: then what was lent is given back."""
+    def land(
+        self, message: Sequence[Buffer], slots: Slots, stage_s: Sequence[float] = NO_TIMES, received_s: float = 0.0
+    ) -> None:
+        """Fill in a `SlotWriter`'s message, unless another worker was faster: then its slot is given back.
+
+        Args:
+            message: The message.
+            slots: Where its slot is.
+            stage_s: What the worker spent, in the order of `StageTimes`.
+            received_s: What the rank spent to receive the message, in seconds.
+        """
+        began_s = perf_counter()
         try:
             lifted = lift(message, slots)
             if not self.done():
                 self.size_bytes = sum(map(len, lifted))
+                self.stage_s = stage_s
                 self.resolve_later(partial(decode, lifted))
+                self.transport_s = received_s + perf_counter() - began_s
         except SlotTooLarge as error:
             if not self.done():
                 self.fail(error)
@@ -130,7 +123,7 @@ def _to_send(task: Task, kind: type[Pickler] | None) -> Sent:
         if type(index) is int:
             return index
         if type(index) is list and {*map(type, index)} == {int}:
-            return [*index]  # the user's sampler may go on with its list
+            return [*index]  # the user's sampler may change its list afterwards
     return [*map(bytearray, encode(task, kind))]
 
 
@@ -156,8 +149,10 @@ class Wire:
 
     Attributes:
         loans: The worker's slots.
-        outbox: What the socket did not take yet.
-        garbled: Why what the worker sent is no answer; "" while it is.
+        outbox: Bytes that the socket has not taken yet.
+        garbled: Why the worker's bytes are not an answer; "" as long as they are.
+        received_s: The time spent on reading the message that `heard` is called with, in seconds.
+        stage_s: What the worker spent on the answer that was checked last, in the order of `StageTimes`.
     """
 
     def __init__(
@@ -170,8 +165,10 @@ class Wire:
         self.loans = Loans(descriptors)
         self.outbox: deque[memoryview] = deque()
         self.garbled = ""
+        self.received_s = self._reading_since_s = 0.0
+        self.stage_s: Sequence[float] = NO_TIMES
         self._answers = 0
-        self._frames = read_frames(heard)
+        self._frames = read_frames(partial(self._deliver, heard))
         self._wanted = next(self._frames)
 
     @property
@@ -181,9 +178,8 @@ class Wire:
 
     def hand(self, futures: Sequence[Assigned], slots: Loan) -> None:
         """Send tasks, to be answered together, and slots from a `Lender`."""
-        order: Order = ([(future.sent, future.key) for future in futures], *slots)
-        pickled = pickle.dumps(order, 5)
-        self.outbox.append(memoryview(_ONE_PART.pack(_MARK + 1, len(pickled), len(pickled)) + pickled))
+        request: Request = ([(future.sent, future.key) for future in futures], *slots)
+        self.outbox.append(frame_of_one(pickle.dumps(request, 5)))
         self.send()
 
     def send(self) -> None:
@@ -195,7 +191,7 @@ class Wire:
                 sent = self.end.send(self.outbox[0])
             except BlockingIOError:
                 return
-            except OSError:  # the worker is gone; reading finds that out, and what it had sent before
+            except OSError:  # the worker is gone; reading finds that out, and first reads its last answers
                 self.outbox.clear()
                 return
             if sent == len(self.outbox[0]):
@@ -204,30 +200,38 @@ class Wire:
                 self.outbox[0] = self.outbox[0][sent:]
 
     def receive(self) -> bool:
-        """Read what has arrived; return False when the worker has closed its end, or sent what is no answer."""
+        """Read what has arrived; return False when the worker has closed its end, or its bytes are not an answer."""
+        self._reading_since_s = perf_counter()
         while True:
             try:
                 count = self.end.recv_into(self._wanted)
             except BlockingIOError:
-                return True
+                break
             except OSError:
                 return False
             if not count:
                 return False
             full = count == len(self._wanted)
             try:
-                # An interrupt in here would tear the stream; the generator then ends, and the worker counts as lost.
+                # An interrupt in here loses bytes; the generator then ends, and the worker counts as lost.
                 self._wanted = self._frames.send(count)
             except StopIteration:
                 return False
-            except Exception as error:  # noqa: BLE001 - there is no end to what can be wrong with it
+            except Exception as error:  # noqa: BLE001 - such bytes can raise anything
                 self.garbled = str(error) if type(error) is ValueError else repr(error)
                 return False
             if not full:  # there was no more
-                return True
+                break
+        self.received_s += perf_counter() - self._reading_since_s  # of a message that is not complete yet
+        return True
+
+    def _deliver(self, heard: Callable[[list[bytearray]], None], parts: list[bytearray]) -> None:
+        self.received_s += perf_counter() - self._reading_since_s
+        heard(parts)
+        self.received_s, self._reading_since_s = 0.0, perf_counter()
 
     def check(self, parts: list[bytearray], pid: int | None) -> float:
-        """Take the `TAIL` off an answer; return how long the task took, in seconds.
+        """Take the `TAIL` off an answer; return how long the task took, in seconds. Its stages are in `stage_s` then.
 
         Args:
             parts: The answer.
@@ -236,57 +240,22 @@ class Wire:
         Raises:
             ValueError: It is not the worker's next answer.
         """
-        task_s, number, by = TAIL.unpack(parts.pop())
+        tail = TAIL.unpack(parts.pop())
+        task_s, number, by = tail[8:]
         self._answers += 1
         if by != pid:
             raise ValueError(f"it comes from process {by}")
         if number != self._answers:
             raise ValueError(f"it is the worker's answer number {number}, where {self._answers} is the next")
+        self.stage_s = tail[:8]
         return cast(float, task_s)
 
     def close(self) -> None:
-        """Hang up, and let go of what only a reference cycle would keep."""
+        """Hang up, and drop references that form cycles."""
         hang_up(self.end)
         self.descriptors.close()
         self._frames.close()
         self.loans.close()
-
-
-class Lender:
-    """Decides which slots go back to the workers of a pool, and which are dropped."""
-
-    def __init__(self) -> None:
-        self._tasks = self._spare = 0  # tasks, and slots that none of the last few needed
-
-    def lend(self, wire: Wire, tasks: int, wires: Sequence[Wire], new: int = 1) -> Loan:
-        """Return the slots that go back to a worker with new tasks, and those that it is to forget.
-
-        A slot that one worker has to make replaces one that another does not need, so that together they have no more
-        than there are batches asked for, undelivered or held, and one each: a worker's turn comes when another's batch
-        has just been let go, and to drop that slot each time would cost its pages. Slots that nobody needed for long
-        are dropped, too.
-
-        Args:
-            wire: To the worker.
-            tasks: How many tasks it has, those included.
-            wires: To all workers.
-            new: How many are new.
-        """
-        self._tasks += new
-        back, dropped = wire.loans.lend(tasks, new)
-        spare = 0
-        for one in wires:
-            spare += len(one.loans.spare)
-        self._spare = min(self._spare, spare)
-        surplus = spare - len(wires)
-        if surplus > 0:
-            surplus = min(surplus, new - len(back), tasks - wire.loans.lent)
-        if self._tasks >= _SPARE_AFTER:
-            surplus = max(surplus, self._spare)
-            self._tasks, self._spare = 0, spare - surplus
-        for _ in range(surplus):
-            max(wires, key=lambda one: len(one.loans.spare)).loans.drop()
-        return back, dropped
 
 
 def hang_up(end: socket.socket) -> None:
@@ -297,96 +266,8 @@ def hang_up(end: socket.socket) -> None:
 
 
 def no_answer(who: str, why: str) -> str:
-    """Say that what a worker sent is no answer, and how that comes about."""
+    """Word the error about a worker's bytes that are not an answer, with the likely causes."""
     return (
         f"{who} sent what is no answer ({why}): user code there has written to a descriptor that is not its own, or "
         "forked a copy that went on as if it was the worker"
     )
-
-
-@lru_cache
-def _numbers(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")
-
-
-def frame(parts: Sequence[memoryview]) -> list[memoryview]:
-    """Put the number of parts and their lengths in bytes before the parts."""
-    sizes = [*map(len, parts)]
-    total = sum(sizes)
-    head = _numbers(2 + len(sizes)).pack(_MARK + len(sizes), total, *sizes)
-    if total <= JOINED_BYTES:  # to wake the other side once for each would cost more than the copy
-        return [memoryview(b"".join((head, *parts)))]
-    return [memoryview(head), *(part for part in parts if len(part))]
-
-
-def _begin(head: Buffer) -> tuple[int, int]:
-    """Return how many parts a frame has, and how many bytes they have together.
-
-    Raises:
-        ValueError: It is none.
-    """
-    count, total = _HEAD.unpack_from(head)
-    if not 0 <= count - _MARK < _MOST_PARTS:
-        raise ValueError("it does not begin as one")
-    return count - _MARK, total
-
-
-def _checked(sizes: Sequence[int], total: int) -> Sequence[int]:
-    if sum(sizes) != total:
-        raise ValueError("its parts are not as long as it says")
-    return sizes
-
-
-def _first_frame(rest: memoryview) -> tuple[list[bytearray], memoryview]:
-    """Return the parts of a frame that has come as a whole, and what follows; no parts if it has not, or has none."""
-    if len(rest) < _HEAD.size:
-        return [], rest
-    count, total = _begin(rest)
-    end = _HEAD.size + _WORD.size * count
-    if not count or len(rest) < end + total:
-        return [], rest
-    parts = []
-    for size in _checked(_numbers(count).unpack_from(rest, _HEAD.size), total):
-        start, end = end, end + size
-        parts.append(bytearray(rest[start:end]))
-    return parts, rest[end:]
-
-
-def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryview, int, None]:
-    """Yield the memory to be filled next, and be sent how much of it was, for ever; call `deliver` with frames' parts.
-
-    What is small is read together, several frames at a time; what is large goes where it stays.
-
-    Raises:
-        ValueError: What came is no frame.
-    """
-    scratch = np.empty(JOINED_BYTES, np.uint8).data  # whose pages are not touched before they are needed
-    rest = scratch[:0]
-
-    def take(size: int) -> Generator[memoryview, int, bytearray]:
-        """Return so many bytes when they have come."""
-        nonlocal rest
-        part = bytearray(size)
-        missing = memoryview(part)
-        while True:
-            count = min(len(missing), len(rest))
-            missing[:count] = rest[:count]
-            missing, rest = missing[count:], rest[count:]
-            if not missing:
-                return part
-            if len(missing) < len(scratch):
-                rest = scratch[: (yield scratch)]
-            else:
-                missing = missing[(yield missing) :]
-
-    while True:
-        if not rest:
-            rest = scratch[: (yield scratch)]
-        parts, rest = _first_frame(rest)
-        if not parts:
-            count, total = _begin((yield from take(_HEAD.size)))
-            words = yield from take(_WORD.size * count)
-            for size in _checked([size for (size,) in _WORD.iter_unpack(words)], total):
-                parts.append((yield from take(size)))
-        deliver(parts)
-        del parts  # the batch's memory belongs to the user now

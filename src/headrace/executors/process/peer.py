@@ -44,7 +44,9 @@ class Peer(Wire):
         # An empty message comes when it has unpickled its work, if that had to be, and when it is set up for tasks.
         if parts:
             self.check(parts, self.process.pid)
-            self.unanswered[0].land(parts, self.loans)  # and is still owed where that is refused
+            self.unanswered[0].land(
+                parts, self.loans, self.stage_s, self.received_s
+            )  # and is still owed where that is refused
             self.unanswered.popleft()
         else:
             self.up = self.ready

@@ -25,18 +25,12 @@ import torch.multiprocessing
 from torch._utils import cpu_count
 
 from headrace.datasets.fork_safety import warn_before_fork
-from headrace.executors.base import Executor, Future, Pool, name_task
+from headrace.executors.base import Executor, Pool, name_task
+from headrace.executors.future import Future
+from headrace.executors.link.frames import EMPTY_FRAME
+from headrace.executors.link.lending import Lender
 from headrace.executors.link.serving import Server, serve
-from headrace.executors.link.wire import (
-    EMPTY_FRAME,
-    LIVENESS_S,
-    MOST_DEATHS,
-    MOST_FALSE_STARTS,
-    Assigned,
-    Lender,
-    hang_up,
-    no_answer,
-)
+from headrace.executors.link.wire import LIVENESS_S, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, hang_up, no_answer
 from headrace.executors.process.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
 from headrace.executors.process.peer import Peer, death, described, dismiss
 from headrace.memory.payload import Payload, receive

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.errors import note
-from headrace.executors.base import Failure
+from headrace.executors.future import Failure
 from headrace.executors.link.serving import Server, serve
+from headrace.executors.link.wire import STAGES
 from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.memory.unpicklable import culprit
@@ -83,11 +84,12 @@ class Answers(NamedTuple):
     """What came of some tasks.
 
     Attributes:
-        messages: For each the message of a `SlotWriter`.
+        messages: For each the message of a `SlotWriter`, and the task's `STAGES`.
         slots: The slots that some of them refer to, in turn, shape (bytes,) each; none if they come in pieces.
         slot_sizes: How large they are, in bytes.
         task_s: What each took, on average, in seconds.
         apart: How many results beside this one have the messages that follow.
+        received_s: What the rank has spent to receive them, in seconds; noted there.
     """
 
     messages: list[list[bytearray]]
@@ -95,6 +97,7 @@ class Answers(NamedTuple):
     slot_sizes: list[int]
     task_s: float
     apart: int = 0
+    received_s: float = 0.0
 
 
 def versions() -> dict[str, str]:
@@ -214,7 +217,8 @@ class Actor:
         tasks, pieces = pickle.loads(asked)
         messages, slots, began_s = [], [], time.perf_counter()
         for sent, number in tasks:
-            messages.append([*map(bytearray, self._server.answer_to(sent, number))])
+            message = [*map(bytearray, self._server.answer_to(sent, number))]
+            messages.append([*message, bytearray(STAGES.pack(*self._server.stage_s))])
             if self._server.writer.filled is not None:
                 slot, used = self._server.writer.filled
                 self._lent.append(slot)

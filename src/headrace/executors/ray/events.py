@@ -3,6 +3,7 @@
 import queue
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,11 +30,13 @@ class Event(NamedTuple):
         what: What it is about, as whoever asked for it called it.
         outcome: What came of it.
         error: Why nothing came of it.
+        received_s: What the rank spent to receive the outcome, in seconds.
     """
 
     what: Any
     outcome: Any
     error: BaseException | None
+    received_s: float = 0.0
 
 
 class Bell:
@@ -119,8 +122,9 @@ class Copier:
 def _copy(ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any, Any] | None]", bell: Bell, shelf: Shelf) -> None:
     while (job := jobs.get()) is not None:
         answers, calls, what = job
+        began_s = time.perf_counter() - answers.received_s
         try:
-            event = Event(what, _copied(ray, answers, calls, shelf), None)
+            event = Event(what, _copied(ray, answers, calls, shelf), None, time.perf_counter() - began_s)
         except Exception as error:  # noqa: BLE001 - it is dealt with in the rank
             event = Event(what, None, error)
         bell.ring(event)

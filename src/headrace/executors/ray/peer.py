@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from headrace.executors.base import name_task
-from headrace.executors.link.wire import Assigned, Wire
+from headrace.executors.link.wire import STAGES, Assigned, Wire
 from headrace.executors.ray.actor import PIECE_BYTES, Answers, Begun, pieces_of
-from headrace.memory.codec import is_inline
+from headrace.memory.codec import Slots, is_inline
 from headrace.memory.pickling import Pickler
 from headrace.types import Task
 from headrace.worker.work import Work
@@ -72,6 +72,10 @@ class Asked(Assigned):
         self.sent_s = 0.0
         self.holders: list[RayPeer] = []
 
+    def land_from_store(self, message: list[bytearray], slots: Slots, received_s: float) -> None:
+        """Fill in a message that came through Ray's store, which the rank spent so many seconds to receive."""
+        self.land(message, slots, STAGES.unpack(message.pop()), received_s)
+
 
 class RayPeer:
     """One actor, as the rank sees it.
@@ -123,7 +127,9 @@ class RayPeer:
         self.pace(task_s, _MOST_BUNDLE if is_inline(parts) else 1)
         future = self.unanswered[0]
         was_done = future.done()
-        future.land(parts, self.wire.loans)  # and is still owed where that is refused
+        future.land(
+            parts, self.wire.loans, self.wire.stage_s, self.wire.received_s
+        )  # and is still owed where that is refused
         self.settle(future, was_done)
 
     def ask(self, some: Sequence[Asked]) -> list[Any]:
@@ -143,6 +149,7 @@ class RayPeer:
             outcome: Of the first.
             get: Returns what the others, which have come along, refer to.
         """
+        began_s = time.perf_counter()
         if calls[0] is self.call:
             self.call = self.first_call  # which is answered as well, and keeps no batch in Ray's store
         answers: Answers = pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
@@ -157,7 +164,7 @@ class RayPeer:
             self.pace(answers.task_s, fits * _CARRIED, _CALL_S)
         for piece in get(calls[1 : 1 + answers.apart]) if answers.apart else ():
             answers.messages.extend(pickle.loads(piece))
-        return answers
+        return answers._replace(received_s=time.perf_counter() - began_s)
 
     def settle(self, future: Asked, was_done: bool) -> bool:
         """Note that a task is answered; return whether the worker still had it.

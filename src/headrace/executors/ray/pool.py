@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_new
-from headrace.executors.base import Future, Pool, name_task
-from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, Lender, Wire, no_answer
+from headrace.executors.base import Pool, name_task
+from headrace.executors.future import Future
+from headrace.executors.link.lending import Lender
+from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, Wire, no_answer
 from headrace.executors.ray.actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray.cluster import LEFT, Head, Settings, few_came, none_came, room
 from headrace.executors.ray.events import Bell, Copier, Event, Landed
@@ -87,8 +89,6 @@ class RayPool(Pool):
         except BaseException:
             self.close()
             raise
-
-    # What workers are there.
 
     def _hire(self, worker: int, false_starts: int = 0) -> RayPeer:
         """Ask for an actor; it is up when it says so."""
@@ -305,14 +305,14 @@ class RayPool(Pool):
     def _answered(self, peer: RayPeer, event: Event) -> None:
         """Take answers that came through Ray, or the memory that they refer to."""
         _, what, futures, rest = event.what
-        error, messages, memories = event.error, rest, event.outcome
+        error, messages, memories, received_s = event.error, rest, event.outcome, event.received_s
         if error is None and what == "answered":
             try:
                 answers = peer.heard(rest, event.outcome, self._copier.found)
             except Exception as lost:  # noqa: BLE001 - it is dealt with below
                 error = lost
             else:
-                messages, memories = answers.messages, ()
+                messages, memories, received_s = answers.messages, (), answers.received_s
                 if answers.slot_sizes:
                     self._copier.copy(answers, rest, (peer, "copied", futures, messages))
                     return
@@ -322,7 +322,7 @@ class RayPool(Pool):
         landed = Landed(iter(memories))
         for future, message in zip(futures, messages, strict=True):
             peer.settle(future, future.done())
-            future.land(message, landed)
+            future.land_from_store(message, landed, received_s / len(futures))
 
     def _missing(self, peer: RayPeer, futures: Sequence[Asked], error: BaseException) -> None:
         """Ask again for what was lost, with the worker or on the way; what Ray refused to carry is an error."""

@@ -26,7 +26,8 @@ from typing import Any
 from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.executors.base import Executor, Failure, Future, Pool, locate, name_task
+from headrace.executors.base import Executor, Pool, name_task
+from headrace.executors.future import Failure, Future, locate
 from headrace.executors.thread.turns import Errand, Outcome, OverLimit, this_thread, turns
 from headrace.randomness import Generators, Lease, callers_generators_kept
 from headrace.randomness import here as work_here
@@ -34,7 +35,8 @@ from headrace.system.interrupts import InterruptsHeld, Living
 from headrace.system.torch_threads import begin_with_torch_threads, one_torch_thread
 from headrace.types import Remark, StreamTask, Task
 from headrace.worker.fetch import drawing_remark
-from headrace.worker.work import Work, Worker
+from headrace.worker.work import Work
+from headrace.worker.worker import Worker
 
 FALSE_ALARMS = 8
 """After so many batches in a row whose generators somebody else moved, computing each twice is given up."""
@@ -168,6 +170,7 @@ class _Crew:
             del error  # whose traceback holds this frame, which would hold it
             return
         future.remarks.extend(worker.remarks)
+        future.stage_s = worker.clock.seconds
         if moved:
             future.remarks.append(_stream_remark(moved))  # what it read is gone, so it cannot be computed again
         self.false_alarms = 0
@@ -210,6 +213,7 @@ class _Crew:
             future.resolve(refusal)
             return
         outcome, error, drew = self._alone(worker, job, future.remarks, deadline)
+        future.stage_s = worker.clock.seconds
         if job.again and drew is False:
             self.false_alarms += 1
             if self.false_alarms >= FALSE_ALARMS:

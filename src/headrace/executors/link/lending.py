@@ -1,0 +1,46 @@
+"""Which slots of shared memory go back to the workers of a pool, and which are dropped."""
+
+from collections.abc import Sequence
+
+from headrace.executors.link.wire import Loan, Wire
+
+_SPARE_AFTER = 64
+"""Tasks after which slots are dropped that none of them needed: they were for batches that the user held."""
+
+
+class Lender:
+    """Decides which slots go back to the workers of a pool, and which are dropped."""
+
+    def __init__(self) -> None:
+        self._tasks = 0
+        self._unneeded = 0  # slots that none of these tasks needed
+
+    def lend(self, wire: Wire, tasks: int, wires: Sequence[Wire], new: int = 1) -> Loan:
+        """Return the slots that go back to a worker with new tasks, and the slots that it is to forget.
+
+        The pool has no more slots than batches that are asked for, undelivered or held, and one for each worker. A slot
+        that one worker has to make therefore replaces a spare slot of another. That one spare slot for each worker
+        stays: its turn comes when another worker's batch has just been dropped, and a new slot would cost new pages.
+        Slots that nobody has needed for long are dropped, too.
+
+        Args:
+            wire: To the worker.
+            tasks: How many tasks it has, the new ones included.
+            wires: To all workers.
+            new: How many tasks are new.
+        """
+        self._tasks += new
+        back, dropped = wire.loans.lend(tasks, new)
+        spare = 0
+        for one in wires:
+            spare += len(one.loans.spare)
+        self._unneeded = min(self._unneeded, spare)
+        surplus = spare - len(wires)
+        if surplus > 0:
+            surplus = min(surplus, new - len(back), tasks - wire.loans.lent)
+        if self._tasks >= _SPARE_AFTER:
+            surplus = max(surplus, self._unneeded)
+            self._tasks, self._unneeded = 0, spare - surplus
+        for _ in range(surplus):
+            max(wires, key=lambda one: len(one.loans.spare)).loans.drop()
+        return back, dropped

@@ -1,0 +1,76 @@
+"""The time that each stage of a batch takes: reading, decoding, collating and encoding."""
+
+from time import perf_counter, thread_time
+from typing import NamedTuple
+
+SHORT_S = 50e-6
+"""A stage that takes less, in seconds, is taken for one that used the CPU all the time: reading the CPU's clock is a
+system call, and no disk or network answers sooner."""
+
+
+class StageTimes(NamedTuple):
+    """The seconds that a worker spent on one batch, stage by stage: of wall time, and of its CPU.
+
+    The CPU time of a stage that took less than 50 us is its wall time.
+
+    Attributes:
+        read_s: Fetching samples; of a dataset with `read_many` only the raw samples. Also gathering a batch of an
+            in-memory dataset, and reading an iterable dataset.
+        read_cpu_s: The CPU time of that; 0 for a batch that was gathered in the rank's own process.
+        decode_s: Decoding samples, where the dataset has `read_many` and `decode`; else 0. What could not be read with
+            the batch, and so was read alone, is in it.
+        decode_cpu_s: The CPU time of that.
+        collate_s: Merging the samples to a batch.
+        collate_cpu_s: The CPU time of that.
+        encode_s: Writing the batch to memory or bytes that another process can read; 0 in the rank's own process.
+        encode_cpu_s: The CPU time of that.
+    """
+
+    read_s: float = 0.0
+    read_cpu_s: float = 0.0
+    decode_s: float = 0.0
+    decode_cpu_s: float = 0.0
+    collate_s: float = 0.0
+    collate_cpu_s: float = 0.0
+    encode_s: float = 0.0
+    encode_cpu_s: float = 0.0
+
+
+NO_TIMES = StageTimes()
+"""The stage times of a batch that has not been computed."""
+
+READ, DECODE, COLLATE, ENCODE = range(0, len(NO_TIMES), 2)
+"""The stages, by where their times are among `StageTimes`."""
+
+
+class StageClock:
+    """Measures the stages of one batch after another.
+
+    Attributes:
+        seconds: The times of the last batch so far, in the order of `StageTimes`; another list for each batch.
+    """
+
+    __slots__ = ("_cpu_s", "_wall_s", "seconds")
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin with a batch."""
+        self.seconds = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        self._wall_s, self._cpu_s = perf_counter(), thread_time()
+
+    def lap(self, stage: int) -> None:
+        """Count the time since the last lap, or since the start, as one stage's."""
+        wall_s, seconds = perf_counter(), self.seconds
+        took_s = used_s = wall_s - self._wall_s
+        if took_s >= SHORT_S:
+            used_s = max(thread_time() - self._cpu_s, 0.0)
+        seconds[stage] += took_s
+        seconds[stage + 1] += used_s
+        self._wall_s = wall_s
+        self._cpu_s += used_s
+
+    def add_cpu(self, stage: int, cpu_s: float) -> None:
+        """Count CPU time that other threads spent on a stage, in seconds."""
+        self.seconds[stage + 1] += cpu_s
