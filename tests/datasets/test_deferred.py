@@ -34,7 +34,6 @@ CELLS: dict[str, dict[str, Any]] = {
     "thread-2": {"executor": "thread", "num_workers": 2},
     "fork-2": {"num_workers": 2, "multiprocessing_context": "fork"},
 }
-SPAWN = {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True}
 LENGTH = 11
 
 
@@ -155,10 +154,15 @@ def test_bits_equal_the_datasets(cell: dict[str, Any], wrap: Callable[[Any], Any
         assert made[0] == made[1] == made[2]
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS[:2], ids=["plain", "subset"])
-def test_bits_equal_the_datasets_in_spawned_workers(wrap: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    ("wrap", "start_method"),
+    [(WRAPPERS[0], "spawn"), (WRAPPERS[0], "forkserver"), (WRAPPERS[1], "forkserver")],
+    ids=["plain-spawn", "plain-forkserver", "subset-forkserver"],
+)
+def test_bits_equal_the_datasets_in_workers_that_start_afresh(wrap: Callable[[Any], Any], start_method: str) -> None:
+    options = {"num_workers": 2, "multiprocessing_context": start_method, "persistent_workers": True}
     expected = DataLoader(wrap(FakeDataset(LENGTH)), batch_size=4, shuffle=True, seed=7)
-    loader = DataLoader(wrap(deferred(MAKERS[0], length=LENGTH)), batch_size=4, shuffle=True, seed=7, **SPAWN)
+    loader = DataLoader(wrap(deferred(MAKERS[0], length=LENGTH)), batch_size=4, shuffle=True, seed=7, **options)
     assert [flat(loader), flat(loader)] == [flat(expected), flat(expected)]
 
 

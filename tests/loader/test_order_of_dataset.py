@@ -65,7 +65,9 @@ def test_a_sampler_wins() -> None:
     assert [batch.tolist() for batch in loader] == [[3, 1]]
 
 
-@pytest.mark.parametrize("order", ["by date", Shuffled, lambda: None, [2, 1]], ids=repr)
+@pytest.mark.parametrize(
+    "order", ["by date", Shuffled, lambda: None, [2, 1]], ids=["a name", "a type", "a function", "a list"]
+)
 def test_what_is_no_order_is_left_alone(order: Any) -> None:
     assert order_of(DataLoader(Bringing(order), 2, shuffle=True)) is None
     assert order_of(DataLoader(Bringing(order), 2, shuffle=True, seed=0)) == Shuffled()
