@@ -15,7 +15,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from headrace.executors.ray.idle import BENCH
+from headrace.executors.ray.idle import IDLE_ACTORS
 from rays import is_rays, ray_actors, ray_runs
 from scheduling import RAY, RayApart, group_of
 from scripts import ScriptServer
@@ -96,7 +96,7 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     wait_for_reapers()
     if request.node.get_closest_marker("ray"):
-        wait_until(lambda: len(ray_actors()) <= len(BENCH._idle))
+        wait_until(lambda: len(ray_actors()) <= len(IDLE_ACTORS._idle))
     if not last or _last_process() != last:
         _, alive = psutil.wait_procs(_children(), timeout=LIMIT_S)
         assert not alive, f"processes left behind: {alive}"
