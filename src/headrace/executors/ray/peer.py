@@ -204,7 +204,7 @@ class RayPeer:
         """Tell whether a task may be assigned to it now."""
         if self in future.holders:
             return False
-        # A worker that dies with several tasks may have lost the answer to an earlier one. With one task, that ended it.
+        # A worker that dies with several tasks may have lost an answer. One that dies with one task died of it.
         if self.unanswered and max(future.deaths, self.unanswered[0].deaths) >= _DOUBTFUL:
             return False
         return len(self.unanswered) < self.credit
