@@ -1,4 +1,4 @@
-"""Figures about a loader, for its user: counted while it runs, handed out as frozen values."""
+"""Statistics of a loader, for its user: counted while it runs, returned as frozen values."""
 
 import logging
 import weakref
@@ -11,7 +11,7 @@ from headrace.telemetry.stages import NO_TIMES, StageTimes
 from headrace.types import Replaced
 
 REPLACEMENTS_KEPT = 100
-"""How many replaced samples are kept in full; the others are in the log."""
+"""The number of replaced samples of which all details are kept; the log has the others."""
 
 _SUMMED_TOGETHER = 256
 """How many batches' stage times are kept before they are summed: one sum of many costs less than many of two."""
@@ -26,13 +26,13 @@ class Stats:
     Attributes:
         batches: Batches handed to the caller.
         samples: Samples in them.
-        received_bytes: What came from workers in other processes, in bytes; 0 where nothing crosses a border.
-        wait_s: Time the caller spent inside `next()`, in seconds: with workers, waiting for them.
+        received_bytes: Bytes that came from workers in other processes; 0 where all work is done in the rank's process.
+        wait_s: Time that the caller spent inside `next()`, in seconds; where there are workers it waits for them.
         elapsed_s: Time from the first `next()` of each pass to its last, in seconds: training and waiting. Passes that
             overlap count twice.
-        restarts: How often a worker took the place of one that had died; where the pass ended with that, how often
-            new workers took the place of all.
-        slots: Shared memory slots that are mapped now, of the workers that were started last.
+        restarts: How often a worker replaced one that had died. Where a death ends the pass it is how often new workers
+            replaced all.
+        slots: Slots of shared memory that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
         replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
         replacements: The last 100 of them, the oldest first.
@@ -93,7 +93,7 @@ class Meter:
         self._broken = False
 
     def watch(self, pool: Any) -> None:
-        """Take note of the workers that were started last: of their slots, and of their having to be replaced."""
+        """Read slots from the workers that were started last, and count those that are replaced."""
         self.restarts += self._broken
         self._broken = False
         self._pool = weakref.ref(pool)
@@ -116,7 +116,7 @@ class Meter:
         self._stages = StageTimes(*map(sum, zip(*times, strict=True)))
 
     def record(self, replaced: Replaced) -> None:
-        """Count a sample that was replaced, keep what is known of it, and log it as a warning."""
+        """Count a sample that was replaced, keep its details, and log it as a warning."""
         self.replaced += 1
         self._replacements.append(replaced)
         _log.warning("%s", replaced)
@@ -125,7 +125,7 @@ class Meter:
         self.restarts += 1
 
     def read(self) -> Stats:
-        """Return the figures as they are now."""
+        """Return the statistics as they are now."""
         pool = self._pool and self._pool()
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
         self._sum_stages()
