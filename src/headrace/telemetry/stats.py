@@ -37,8 +37,8 @@ class Stats:
         replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
         replacements: The last 100 of them, the oldest first.
         read_s: Time that workers spent on reading the samples of these batches, in seconds. Where a dataset has only
-            `__getitem__` or `__getitems__`, decoding cannot be told apart and is in it; an in-memory batch that is
-            gathered whole is only read.
+            `__getitem__` or `__getitems__`, decoding cannot be told apart and is in it. An in-memory batch that is
+            gathered whole is only read; in the caller's own thread all of `next()` counts as that.
         read_cpu_s: The CPU time of that, in seconds, that of `fetch_threads` included; 0 for batches that are gathered
             in the caller's own thread.
         decode_s: Time that workers spent on decoding them, in seconds, where the dataset has `read_many` and `decode`;
@@ -81,11 +81,15 @@ class Stats:
 
 
 class Meter:
-    """The counts behind `Stats`, under the same names; readers add to it at every batch."""
+    """The counts behind `Stats`, under the same names; readers add to it at every batch.
+
+    Attributes:
+        gathered_s: The part of `read_s` of batches that the caller's own thread gathered, in seconds.
+    """
 
     def __init__(self) -> None:
         self.batches = self.samples = self.received_bytes = self.restarts = self.replaced = 0
-        self.transport_s = self.wait_s = self.elapsed_s = 0.0
+        self.transport_s = self.wait_s = self.elapsed_s = self.gathered_s = 0.0
         self._stages = NO_TIMES
         self._unsummed: list[Sequence[float]] = []
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
@@ -131,6 +135,7 @@ class Meter:
         self._sum_stages()
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         counts |= self._stages._asdict()
+        counts["read_s"] += counts.pop("gathered_s")
         return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
 
     def __getstate__(self) -> dict[str, Any]:
