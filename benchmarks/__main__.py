@@ -22,6 +22,7 @@ from benchmarks.ray_transfer import ray_second_epoch, ray_small, ray_transfer
 from benchmarks.recovery import recovery
 from benchmarks.resume import resume
 from benchmarks.rows import Row
+from benchmarks.stage_times import stage_times
 from benchmarks.storage import storage
 from benchmarks.tables import update
 
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory,
     "storage": storage,
     "packed": packed,
+    "stage_times": stage_times,
     "resume": resume,
     "recovery": recovery,
     # Those on Ray come last: the others should not share the machine with it.

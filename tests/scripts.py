@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -44,8 +45,9 @@ class Script:
         self.returncode: int | None = None
 
     def kill(self) -> None:
-        """Kill it."""
-        os.kill(self.pid, signal.SIGKILL)
+        """Kill it, if it has not ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
         """Return how it ended, when it has."""

@@ -15,7 +15,6 @@ from headrace.executors.base import Pool
 from headrace.executors.future import Future
 from headrace.progress.base import Observer, Pass
 from headrace.system.interrupts import Droppable, InterruptsHeld
-from headrace.telemetry.stages import NO_TIMES
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
 from headrace.worker.streams import Portion, StreamEnd
@@ -120,8 +119,9 @@ class Reader(Droppable, Iterator[Any]):
                 tasks = self._pass.revised()
                 if tasks is not None:
                     self._prefetch(tasks)
+        direct = self._direct
         try:
-            staging, direct = self._staging, self._direct
+            staging = self._staging
             staged = staging.batches
             if direct is not None and direct.remarks:  # left over: a warnings filter made an earlier remark an error
                 self._heed(direct.remarks)
@@ -134,6 +134,8 @@ class Reader(Droppable, Iterator[Any]):
         finally:
             meter, now_s = self._meter, perf_counter()
             meter.wait_s += now_s - started_s
+            if direct is not None and direct.gathers:
+                meter.gathered_s += now_s - started_s
             meter.elapsed_s += now_s - (self._last_s or started_s)
             self._last_s = now_s
 
@@ -153,7 +155,8 @@ class Reader(Droppable, Iterator[Any]):
         meter = self._meter
         meter.batches += 1
         meter.samples += samples
-        meter.count_stages(stage_s)
+        if stage_s is not None:
+            meter.count_stages(stage_s)
         if future is not None:
             meter.received_bytes += future.size_bytes
             meter.transport_s += future.transport_s
@@ -185,7 +188,8 @@ class Reader(Droppable, Iterator[Any]):
                     self._tell_end(0, outcome)
                     self._staging.ended = True
                 else:
-                    staged.append((number, 0, samples, outcome, resume, direct.clock.seconds, None, None))
+                    stage_s = None if direct.gathers else direct.clock.seconds
+                    staged.append((number, 0, samples, outcome, resume, stage_s, None, None))
                     self._number = number + 1
                 break
             else:
@@ -242,7 +246,7 @@ class Reader(Droppable, Iterator[Any]):
         """Put an error into the place of a batch; return whether to raise it now: no staged batch comes before it."""
         staged = self._staging.batches
         if staged and isinstance(error, Exception):
-            staged.append((number, worker, samples, None, None, NO_TIMES, None, error))
+            staged.append((number, worker, samples, None, None, None, None, error))
             return False
         self._tell_observers(number, worker, samples)
         return True

@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 from headrace.executors.future import Future
 
-Staged: TypeAlias = tuple[int, int, int, Any, Any, Sequence[float], Future | None, BaseException | None]
+Staged: TypeAlias = tuple[int, int, int, Any, Any, Sequence[float] | None, Future | None, BaseException | None]
 """A batch on its way to the user, as a plain tuple, since one is made for every batch: the number of its task in the
 pass, from 0; the worker that computed it; the number of its samples; the batch, as the user gets it; the place after it
-in a worker's copy of an iterable dataset, or None; the times of its stages, as in `StageTimes`; its future, None if the
-caller's thread computed it; and the error to raise in its place, or None."""
+in a worker's copy of an iterable dataset, or None; the times of its stages, as in `StageTimes`, or None if the caller's
+thread gathered it; its future, None if the caller's thread computed it; and the error in its place, or None."""
 
 
 class StagingQueue:

@@ -1,4 +1,4 @@
-"""Where work runs: one seam, many backends."""
+"""Executors: one seam, many backends."""
 
 from headrace.executors.base import Executor, Pool
 from headrace.executors.future import Failure, Future

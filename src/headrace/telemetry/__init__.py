@@ -1,1 +1,1 @@
-"""What a loader can tell about itself."""
+"""Statistics of a loader."""

@@ -1,4 +1,4 @@
-"""Figures about a loader, for its user: counted while it runs, handed out as frozen values."""
+"""Statistics of a loader, for its user: counted while it runs, returned as frozen values."""
 
 import logging
 import weakref
@@ -11,7 +11,7 @@ from headrace.telemetry.stages import NO_TIMES, StageTimes
 from headrace.types import Replaced
 
 REPLACEMENTS_KEPT = 100
-"""How many replaced samples are kept in full; the others are in the log."""
+"""The number of replaced samples of which all details are kept; the log has the others."""
 
 _SUMMED_TOGETHER = 256
 """How many batches' stage times are kept before they are summed: one sum of many costs less than many of two."""
@@ -26,19 +26,19 @@ class Stats:
     Attributes:
         batches: Batches handed to the caller.
         samples: Samples in them.
-        received_bytes: What came from workers in other processes, in bytes; 0 where nothing crosses a border.
-        wait_s: Time the caller spent inside `next()`, in seconds: with workers, waiting for them.
+        received_bytes: Bytes that came from workers in other processes; 0 where all work is done in the rank's process.
+        wait_s: Time that the caller spent inside `next()`, in seconds; where there are workers it waits for them.
         elapsed_s: Time from the first `next()` of each pass to its last, in seconds: training and waiting. Passes that
             overlap count twice.
-        restarts: How often a worker took the place of one that had died; where the pass ended with that, how often
-            new workers took the place of all.
-        slots: Shared memory slots that are mapped now, of the workers that were started last.
+        restarts: How often a worker replaced one that had died. Where a death ends the pass it is how often new workers
+            replaced all.
+        slots: Slots of shared memory that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
         replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
         replacements: The last 100 of them, the oldest first.
         read_s: Time that workers spent on reading the samples of these batches, in seconds. Where a dataset has only
-            `__getitem__` or `__getitems__`, decoding cannot be told apart and is in it; an in-memory batch that is
-            gathered whole is only read.
+            `__getitem__` or `__getitems__`, decoding cannot be told apart and is in it. An in-memory batch that is
+            gathered whole is only read; in the caller's own thread all of `next()` counts as that.
         read_cpu_s: The CPU time of that, in seconds, that of `fetch_threads` included; 0 for batches that are gathered
             in the caller's own thread.
         decode_s: Time that workers spent on decoding them, in seconds, where the dataset has `read_many` and `decode`;
@@ -81,11 +81,15 @@ class Stats:
 
 
 class Meter:
-    """The counts behind `Stats`, under the same names; readers add to it at every batch."""
+    """The counts behind `Stats`, under the same names; readers add to it at every batch.
+
+    Attributes:
+        gathered_s: The part of `read_s` of batches that the caller's own thread gathered, in seconds.
+    """
 
     def __init__(self) -> None:
         self.batches = self.samples = self.received_bytes = self.restarts = self.replaced = 0
-        self.transport_s = self.wait_s = self.elapsed_s = 0.0
+        self.transport_s = self.wait_s = self.elapsed_s = self.gathered_s = 0.0
         self._stages = NO_TIMES
         self._unsummed: list[Sequence[float]] = []
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
@@ -93,7 +97,7 @@ class Meter:
         self._broken = False
 
     def watch(self, pool: Any) -> None:
-        """Take note of the workers that were started last: of their slots, and of their having to be replaced."""
+        """Read slots from the workers that were started last, and count those that are replaced."""
         self.restarts += self._broken
         self._broken = False
         self._pool = weakref.ref(pool)
@@ -116,7 +120,7 @@ class Meter:
         self._stages = StageTimes(*map(sum, zip(*times, strict=True)))
 
     def record(self, replaced: Replaced) -> None:
-        """Count a sample that was replaced, keep what is known of it, and log it as a warning."""
+        """Count a sample that was replaced, keep its details, and log it as a warning."""
         self.replaced += 1
         self._replacements.append(replaced)
         _log.warning("%s", replaced)
@@ -125,12 +129,13 @@ class Meter:
         self.restarts += 1
 
     def read(self) -> Stats:
-        """Return the figures as they are now."""
+        """Return the statistics as they are now."""
         pool = self._pool and self._pool()
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
         self._sum_stages()
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         counts |= self._stages._asdict()
+        counts["read_s"] += counts.pop("gathered_s")
         return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
 
     def __getstate__(self) -> dict[str, Any]:

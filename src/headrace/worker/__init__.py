@@ -1,1 +1,1 @@
-"""What a worker does with a task: evaluate the plan, seed, fetch, collate."""
+"""The work on a task: evaluate the plan, seed, fetch, collate."""

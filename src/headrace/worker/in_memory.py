@@ -1,7 +1,7 @@
 """In-memory datasets: a batch gathered in one call per tensor, rather than sample by sample.
 
-What comes out is what default collation of the samples would give. Wherever that is not certain, `NOT_GATHERED` comes
-out instead, and the caller fetches the samples one by one.
+The batch equals default collation of the samples. Wherever that is not certain, `gather` returns `NOT_GATHERED`, and
+the caller fetches the samples one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from headrace.types import Rows
 
 Allocate: TypeAlias = Callable[[Sequence[int], torch.dtype], Tensor | None]
-"""Gives memory for a batch's tensor: from its shape and dtype, an uninitialised tensor, or None for torch's own."""
+"""Returns an uninitialised tensor of a shape and dtype for a batch, or None where torch is to allocate it."""
 
 
 class NotGathered(Enum):
-    """What `gather` returns for a dataset, or a batch, that it leaves to others; one object per process."""
+    """The type of `NOT_GATHERED`, which `gather` returns where samples must be fetched one by one; one per process."""
 
     NOT_GATHERED = auto()
 

@@ -12,13 +12,12 @@ from headrace.types import Tail, World
 class StreamShare:
     """How an iterable dataset is dealt over ranks: sample j goes to rank (j div run) mod W.
 
-    Every rank reads the whole stream and keeps its share; with several workers each of them deals its own stream, so
-    that shares may differ by a sample per worker. `tail` rules an unfinished last round of W samples:
-    "exact" gives them to the first ranks, "drop" to none, and "pad" repeats to each other rank its first
-    sample.
+    Every rank reads the whole stream and keeps its share. With several workers each of them deals its own stream, so
+    that shares may differ by a sample per worker. `tail` rules an unfinished last round of W samples: "exact" gives
+    them to the first ranks, "drop" to none, and with "pad" each of the other ranks gets its own first sample again.
 
-    In runs of more than one sample, a worker holds a round of W runs at a time. Of an unfinished last round each rank
-    has an even share of neighbours, and what "pad" repeats are the stream's first samples.
+    With runs of more than one sample a worker holds a round of W runs at a time. An unfinished last round is cut into
+    even shares of neighbouring samples, one for each rank, and "pad" repeats the stream's first samples.
     """
 
     world: World
@@ -55,7 +54,7 @@ class _Dealt:
             self._read += 1
             if place == self._rank:
                 self._mine = sample
-            # An equal share may be given only when the round is known to be whole.
+            # With equal shares a sample may be given only when the round is known to be complete.
             if place == (self._rank if self._tail == "exact" else self._size - 1):
                 return self._mine
         unfinished = self._read % self._size
@@ -104,11 +103,11 @@ class _DealtInRuns:
 
 
 _WEBDATASETS_SPLITTERS = ("split_by_node", "single_node_only", "ResampledShards")
-"""Stages of a WebDataset pipeline that decide what a rank reads; the second refuses several ranks."""
+"""Stages of a WebDataset pipeline that decide which samples a rank reads; the second refuses several ranks."""
 
 
 def own_splitter(dataset: Any) -> str:
-    """Return what splits an iterable dataset over the ranks by itself, by name; "" where nothing is known to."""
+    """Return the name of the code by which an iterable dataset splits itself over the ranks; "" if none is known."""
     package = type(dataset).__module__.partition(".")[0]
     if package == "datasets" and getattr(dataset, "_distributed", None) is not None:
         return "datasets.distributed.split_dataset_by_node"

@@ -1,4 +1,4 @@
-"""One worker's pass over its copy of an iterable dataset: its beginning, its place, and its batches."""
+"""Streams, the samples of an iterable dataset: one worker's pass over its copy, its place, and its batches."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ REREAD_DIFFERS = (
 
 
 class StreamEnd(NamedTuple):
-    """What a task on an iterable dataset yields when the worker's copy is at its end.
+    """The answer to a task on an iterable dataset when the worker's copy is at its end.
 
     Attributes:
         of_dataset: The dataset's own state then; None if it keeps none.
@@ -29,10 +29,10 @@ class StreamEnd(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """A batch of an iterable dataset, and what only its worker knows.
+    """A batch of an iterable dataset, with its number of samples and the place, which only its worker knows.
 
     Attributes:
-        samples: How many it holds.
+        samples: Samples in the batch.
         batch: The batch.
         place: The place after it.
     """
@@ -48,11 +48,11 @@ class Stream:
     Args:
         dataset: The worker's copy.
         share: Splits it over the ranks; None where it is not split.
-        keys: What `headrace.rng()` is keyed by in it: a seed and the worker.
+        keys: Key `headrace.rng()` in it: a seed and the worker.
         start: Where it begins.
 
     Attributes:
-        again: How many batches are still to be read that were delivered before.
+        again: How many batches that were delivered before are still to be read again.
     """
 
     def __init__(self, dataset: Any, share: StreamShare | None, keys: tuple[int, int], start: StreamStart) -> None:
@@ -70,7 +70,7 @@ class Stream:
 
     def _begin(self, samples: Iterator[Any]) -> None:
         dataset, share = self._dataset, self._share
-        # Dealt streams are read again: what lies between a rank's samples is in no state.
+        # Dealt streams are read again: no state covers the samples of other ranks in between.
         self._of_dataset = dataset if share is None and samples is not dataset and has_state(dataset) else None
         self._of_iterator = samples if share is None and has_state(samples) else None
         self._checksum = 0 if self._of_dataset is self._of_iterator is None else None
@@ -85,12 +85,12 @@ class Stream:
         """Return the next batch.
 
         Args:
-            wanted: Of how many samples.
-            drop_last: Whether fewer are none.
+            wanted: How many samples it is to have.
+            drop_last: Whether a batch with fewer is dropped.
             merge: Makes the batch of the samples.
         """
         here.drawing = Drawing(Keys(*self._keys, [self._read]), COLLATION)
-        before, self._read = self._read, self._read + wanted  # the rank counts so many samples where this raises
+        before, self._read = self._read, self._read + wanted  # the rank counts as many where this raises
         data: list[Any] = []
         ended: StreamEnd | None = None
         while len(data) < wanted and ended is None:
@@ -112,7 +112,7 @@ class Stream:
         return Portion(len(data), batch, StreamPlace(checksum=self._checksum))
 
     def reread_differs(self) -> bool:
-        """Tell, once, whether what was read again is not what was delivered before."""
+        """Tell, once, whether the samples that were read again differ from those delivered before."""
         expected, self._expected = self._expected, None
         return expected is not None and expected != self._checksum
 
@@ -127,7 +127,7 @@ def _restored(dataset: Any, start: StreamStart) -> Iterator[Any]:
     if place.of_dataset is not None:
         try:
             dataset.load_state_dict(place.of_dataset)
-        except AttributeError:  # of something that its `__iter__` creates
+        except AttributeError:  # the state is of an object that its `__iter__` creates
             iter(dataset)
             dataset.load_state_dict(place.of_dataset)
     samples: Any = iter(dataset)
@@ -141,8 +141,8 @@ def _restored(dataset: Any, start: StreamStart) -> Iterator[Any]:
 def _other_beginnings(dataset: Any, before: list[Any]) -> Iterator[Iterator[Any]]:
     """Yield further iterators for a pass that began with the state between two passes, and yielded nothing.
 
-    To some datasets the state at their end is a place in the pass that begins with it: its end. The pass after that
-    begins at the beginning; where it does not, the dataset gets back the state that it had before.
+    Some datasets take the state that they had at their end for the end of the pass that begins with it. The pass after
+    that begins at the beginning; where it does not, the dataset gets back the state that it had before.
     """
     yield iter(dataset)
     for state in before:
@@ -151,10 +151,10 @@ def _other_beginnings(dataset: Any, before: list[Any]) -> Iterator[Iterator[Any]
 
 
 def _states_before(dataset: Any) -> list[Any]:
-    """Return a copy of the state of a dataset that has perhaps not begun, which may be None; nothing if it has none."""
+    """Return a list of a copy of a dataset's state, also before its first pass; an empty list if it has none then."""
     try:
         return [_state_of(dataset)]
-    except Exception:  # noqa: BLE001 - the state may be of something that its `__iter__` creates
+    except Exception:  # noqa: BLE001 - the state may be of an object that its `__iter__` creates
         return []
 
 

@@ -5,7 +5,6 @@ import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -59,7 +58,8 @@ class Worker:
         worker_id: The worker's number.
         workers: How many workers share the steps.
         remarks: Remarks about the last task, its batch or the error in its place.
-        clock: Measures the stages of the last task.
+        clock: Measures the stages of the last task, unless the caller's thread gathered its batch.
+        gathers: Whether the last batch was gathered whole.
     """
 
     work: Work
@@ -74,13 +74,13 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._begun = 0
-        self._prepared = self._gathers = False
+        self._prepared = self.gathers = False
 
     def _prepare(self) -> None:
         """Prepare the dataset at the first task, so that an error takes the place of that task's batch."""
         work = self.work
         self._dataset = dataset = built(work.dataset)
-        self._gathers = work.stacks and work.batched and knows(dataset) and not is_iterable(dataset)
+        self.gathers = work.stacks and work.batched and knows(dataset) and not is_iterable(dataset)
         self._fetcher = Fetcher(
             dataset,
             work.batched,
@@ -103,7 +103,7 @@ class Worker:
         """
         if not self._prepared:
             self._prepare()
-        if self._gathers:
+        if self.gathers:
             self.clock.start()
             batch = self._gathered(task)
             if batch is not NOT_GATHERED:
@@ -144,11 +144,9 @@ class Worker:
         """Run a task in the caller's own process, its generators untouched where the work is keyed."""
         if not self._prepared:
             self._prepare()
-        if self._gathers:
-            began_s = perf_counter()
+        if self.gathers:  # no clock: it is all that the caller's `next()` does
             batch = self._gathered(task)  # which draws nothing, so that no generator has to be kept
             if batch is not NOT_GATHERED:
-                self.clock.seconds = [perf_counter() - began_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
                 return batch
         if not self.work.keyed:
             return self.run(task, number)
@@ -196,7 +194,7 @@ class Worker:
         else:
             rows = rows_of(task.index)
         batch = NOT_GATHERED if rows is None else gather(self._dataset, rows, self.work.allocate)
-        self._gathers = batch is not NOT_GATHERED
+        self.gathers = batch is not NOT_GATHERED
         return batch
 
     def _evaluated(self, task: PlanTask) -> tuple[Steps, slice]:

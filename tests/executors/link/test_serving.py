@@ -60,10 +60,11 @@ class Rank:
         self._thread.start()
         self._far = far, far_descriptors
 
-    def _hear(self, parts: list[bytearray]) -> None:
+    def _hear(self, parts: list[bytearray]) -> Future:
         future = self.asked[len(self.heard)]
         future.land(parts[:-1], self.wire.loans)
         self.heard.append(future)
+        return future
 
     def ask(self, count: int) -> None:
         """Send tasks that may be answered together."""

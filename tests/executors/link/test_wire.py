@@ -15,6 +15,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.executors.future import Future
 from headrace.executors.link.frames import EMPTY_FRAME, frame, read_frames
 from headrace.executors.link.lending import Lender
 from headrace.executors.link.wire import TAIL, Assigned, Wire, task_of
@@ -62,11 +63,12 @@ class Rank:
         self.owed = deque(Assigned(PlanTask(0, step), step) for step in range(tasks))
         self.sent, self._ends = 0, (rank, descriptors, self.worker, self.slots)
 
-    def _answer(self, parts: list[bytearray]) -> None:
-        if parts:
-            self.wire.check(parts, PID)
-            self.owed[0].land(parts, self.wire.loans, self.wire.stage_s, self.wire.received_s)
-            self.owed.popleft()
+    def _answer(self, parts: list[bytearray]) -> Future | None:
+        if not parts:
+            return None
+        self.wire.check(parts, PID)
+        self.owed[0].land(parts, self.wire.loans, self.wire.stage_s)
+        return self.owed.popleft()
 
     def said(self, sent: bytes) -> bool:
         """Tell whether the worker may have said that."""

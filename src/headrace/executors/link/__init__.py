@@ -1,1 +1,1 @@
-"""What the rank and a worker process send each other, and how."""
+"""Messages between the rank and a worker process."""

@@ -1,4 +1,4 @@
-"""What a worker does that has a process of its own: answers tasks with encoded batches, whatever carries them."""
+"""The worker's end of a link to the rank: tasks are answered with encoded batches, whatever carries them."""
 
 import os
 import select
@@ -28,15 +28,15 @@ class Server:
     """A process set up as a worker.
 
     Args:
-        work: What to do; the process's own, and changed in place, since what runs only here costs pages of its own.
-        worker_id: Which worker it is.
-        workers: How many there are.
-        ring: Where batches are laid.
-        where: What to call it, as in "Caught ValueError in DataLoader worker process 0".
+        work: What to do. It is changed in place: this process has a copy of its own, and another would cost memory.
+        worker_id: The worker's number.
+        workers: How many workers there are.
+        ring: The slots for batches.
+        where: Its name in errors, as in "Caught ValueError in DataLoader worker process 0", from "in" on.
         threads: How many threads torch may use.
 
     Attributes:
-        writer: What lays batches into the ring.
+        writer: Writes batches into the slots.
     """
 
     def __init__(self, work: Work, worker_id: int, workers: int, ring: Ring, where: str, threads: int = 1) -> None:
@@ -54,7 +54,7 @@ class Server:
             self._refusal = Failure.of(error, where)
 
     def answer_to(self, sent: Sent, number: int | None) -> list[memoryview]:
-        """Return what `answer` does for a task as it was sent."""
+        """Return the message that answers a task, as it was sent; see `answer`."""
         try:
             task = task_of(sent)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
@@ -93,7 +93,7 @@ class Server:
     def _outcome(self, task: Task, number: int | None) -> Any:
         try:
             return self._worker.run(task, number)
-        except StopIteration as error:  # from a stream's collate_fn: torch takes that for the stream's end
+        except StopIteration as error:  # raised by collate_fn: with a stream, torch takes it for the stream's end
             return self._worker.end_stream() if isinstance(task, StreamTask) else Failure.of(error, self._where)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             return Failure.of(error, self._where)
@@ -104,9 +104,9 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
 
     Args:
         end: The socket to the rank.
-        ring: The server's slots, which the rank gives back along with tasks.
-        server: Who answers.
-        rank_lives: Asked from time to time when nothing comes.
+        ring: The server's slots, which the rank gives back together with tasks.
+        server: Answers the tasks.
+        rank_lives: Tells whether the rank lives; called about once a second while no task comes.
     """
     held: list[memoryview] = []
     answers = 0
@@ -119,11 +119,11 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
             began_s = time.perf_counter()
             message = server.answer_to(sent, number)
             answers += 1
-            # Who it is now: user code may have forked a copy, and let it go on as if it was the worker.
+            # The process is asked for each time: user code may have forked a copy that goes on as if it was the worker.
             tail = TAIL.pack(*server.stage_s, time.perf_counter() - began_s, answers, os.getpid())
             held += frame([*message, memoryview(tail)])
             size = sum(map(len, held))
-            if left and size <= JOINED_BYTES // 2:  # what is larger may be the user's memory still, and changes
+            if left and size <= JOINED_BYTES // 2:  # a larger one may still lie in the user's memory, which changes
                 continue
             for part in [b"".join(held)] if size <= JOINED_BYTES else held:
                 end.sendall(part)
@@ -135,7 +135,7 @@ def _requests(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[R
     received: deque[Request] = deque()
     frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
-    arrival = select.poll()  # who waits in recv is woken each time that the rank reads, too, at the rank's cost
+    arrival = select.poll()  # recv would also wake up each time that the rank reads, at the rank's cost
     arrival.register(end, select.POLLIN)
     while True:
         if arrival.poll(LIVENESS_S * 1000):

@@ -91,25 +91,20 @@ class Assigned(Future):
         self.key = key
         self.deaths = 0
 
-    def land(
-        self, message: Sequence[Buffer], slots: Slots, stage_s: Sequence[float] = NO_TIMES, received_s: float = 0.0
-    ) -> None:
+    def land(self, message: Sequence[Buffer], slots: Slots, stage_s: Sequence[float] = NO_TIMES) -> None:
         """Fill in a `SlotWriter`'s message, unless another worker was faster: then its slot is given back.
 
         Args:
             message: The message.
             slots: Where its slot is.
             stage_s: What the worker spent, in the order of `StageTimes`.
-            received_s: What the rank spent to receive the message, in seconds.
         """
-        began_s = perf_counter()
         try:
             lifted = lift(message, slots)
             if not self.done():
                 self.size_bytes = sum(map(len, lifted))
                 self.stage_s = stage_s
                 self.resolve_later(partial(decode, lifted))
-                self.transport_s = received_s + perf_counter() - began_s
         except SlotTooLarge as error:
             if not self.done():
                 self.fail(error)
@@ -145,18 +140,17 @@ class Wire:
     Args:
         end: For messages.
         descriptors: For slots.
-        heard: Called with the parts of each message.
+        heard: Called with the parts of each message; returns the future that it landed in, if it is an answer.
 
     Attributes:
         loans: The worker's slots.
         outbox: Bytes that the socket has not taken yet.
         garbled: Why the worker's bytes are not an answer; "" as long as they are.
-        received_s: The time spent on reading the message that `heard` is called with, in seconds.
         stage_s: What the worker spent on the answer that was checked last, in the order of `StageTimes`.
     """
 
     def __init__(
-        self, end: socket.socket, descriptors: socket.socket, heard: Callable[[list[bytearray]], None]
+        self, end: socket.socket, descriptors: socket.socket, heard: Callable[[list[bytearray]], Future | None]
     ) -> None:
         end.setblocking(False)
         _rank_ends.update((end, descriptors))
@@ -165,7 +159,8 @@ class Wire:
         self.loans = Loans(descriptors)
         self.outbox: deque[memoryview] = deque()
         self.garbled = ""
-        self.received_s = self._reading_since_s = 0.0
+        self._since_s = 0.0  # when the reading of the next message began
+        self._before_s = 0.0  # how long it took before, where a message comes in several pieces
         self.stage_s: Sequence[float] = NO_TIMES
         self._answers = 0
         self._frames = read_frames(partial(self._deliver, heard))
@@ -201,7 +196,7 @@ class Wire:
 
     def receive(self) -> bool:
         """Read what has arrived; return False when the worker has closed its end, or its bytes are not an answer."""
-        self._reading_since_s = perf_counter()
+        began_s = self._since_s = perf_counter()
         while True:
             try:
                 count = self.end.recv_into(self._wanted)
@@ -222,13 +217,15 @@ class Wire:
                 return False
             if not full:  # there was no more
                 break
-        self.received_s += perf_counter() - self._reading_since_s  # of a message that is not complete yet
+        if self._since_s == began_s:  # no message is complete
+            self._before_s += perf_counter() - began_s
         return True
 
-    def _deliver(self, heard: Callable[[list[bytearray]], None], parts: list[bytearray]) -> None:
-        self.received_s += perf_counter() - self._reading_since_s
-        heard(parts)
-        self.received_s, self._reading_since_s = 0.0, perf_counter()
+    def _deliver(self, heard: Callable[[list[bytearray]], Future | None], parts: list[bytearray]) -> None:
+        future, now_s = heard(parts), perf_counter()
+        if future is not None:
+            future.transport_s += self._before_s + now_s - self._since_s
+        self._before_s, self._since_s = 0.0, now_s
 
     def check(self, parts: list[bytearray], pid: int | None) -> float:
         """Take the `TAIL` off an answer; return how long the task took, in seconds. Its stages are in `stage_s` then.

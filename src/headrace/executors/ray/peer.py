@@ -74,7 +74,8 @@ class Asked(Assigned):
 
     def land_from_store(self, message: list[bytearray], slots: Slots, received_s: float) -> None:
         """Fill in a message that came through Ray's store and took the rank `received_s` seconds to receive."""
-        self.land(message, slots, STAGES.unpack(message.pop()), received_s)
+        self.land(message, slots, STAGES.unpack(message.pop()))
+        self.transport_s += received_s
 
 
 class RayPeer:
@@ -119,8 +120,8 @@ class RayPeer:
         self.writes = False
         self._ages = ages
 
-    def receive_answer(self, parts: list[bytearray]) -> None:
-        """Take an answer that came over the socket: they come in order."""
+    def receive_answer(self, parts: list[bytearray]) -> Asked:
+        """Take an answer from the socket, where answers come in order; return the task's future."""
         assert self.wire is not None
         assert self.begun is not None
         task_s = self.wire.check(parts, self.begun.pid)
@@ -128,8 +129,9 @@ class RayPeer:
         future = self.unanswered[0]
         was_done = future.done()
         # If this raises, the task is still unanswered.
-        future.land(parts, self.wire.loans, self.wire.stage_s, self.wire.received_s)
+        future.land(parts, self.wire.loans, self.wire.stage_s)
         self.complete(future, was_done)
+        return future
 
     def ask(self, some: Sequence[Asked]) -> list[Any]:
         """Send tasks in a call of Ray; return the references to its results: the answers, and pieces of batches."""
@@ -204,7 +206,7 @@ class RayPeer:
         """Tell whether a task may be assigned to it now."""
         if self in future.holders:
             return False
-        # A worker that dies with several tasks may have lost the answer to an earlier one. With one task, that ended it.
+        # A worker that dies with several tasks may have lost an answer. One that dies with one task died of it.
         if self.unanswered and max(future.deaths, self.unanswered[0].deaths) >= _DOUBTFUL:
             return False
         return len(self.unanswered) < self.credit

@@ -33,7 +33,7 @@ _CHECK_WORKERS_S = 1.0
 """How often a waiting rank checks its workers and the cluster's head, in seconds."""
 
 _GIVEN_UP_S = 10.0
-"""A worker whose tasks others have finished is replaced if it answers nothing for this time, in seconds; Ray takes 14."""
+"""A worker that answers nothing for this time, in seconds, is replaced if others have finished its tasks."""
 
 _WARN_OF_FEW_S = 10.0
 """When a warning tells that not all workers have come up, in seconds."""
@@ -192,7 +192,7 @@ class RayPool(Pool):
             self._replace_lost()
 
     def _replace_lost(self) -> None:
-        """Start actors in the places of lost workers, if the head answers: without it Ray waits, and ends this process."""
+        """Start actors in place of lost workers, if the head answers: without it Ray waits, and ends this process."""
         lost = [peer for peer in self._peers if peer.lost]
         for peer in lost if lost and self._head.answers() else ():
             self._peers[peer.worker] = self._start_actor(peer.worker, peer.false_starts)
@@ -275,7 +275,7 @@ class RayPool(Pool):
             future.land_from_store(message, landed, received_s / len(futures))
 
     def _missing(self, peer: RayPeer, futures: Sequence[Asked], error: BaseException) -> None:
-        """Queue tasks again whose answers were lost, with the worker or on the way; other failures of Ray are errors."""
+        """Queue tasks again whose answers were lost with the worker or on the way; other failures are errors."""
         if isinstance(error, self._gone):
             self._lose(peer, error)
             return
