@@ -78,7 +78,7 @@ class ComputeLock:
         with self.mutex:
             self._count(-own)
         try:
-            with held.let():
+            with held.allowed():
                 if not (self.wait_for(self._pause, deadline) and self.wait_for(lambda: not self.running, deadline)):
                     raise DeadlinePassed
             yield

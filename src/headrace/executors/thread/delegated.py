@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.executors.thread.compute_lock import DeadlinePassed, compute_lock, this_thread
-from headrace.randomness import Generators, Lease
-from headrace.randomness import here as work_here
+from headrace.randomness import Generators, Lease, thread_randomness
 from headrace.system.interrupts import InterruptsHeld
 from headrace.types import Task
 
@@ -43,9 +42,9 @@ class DelegatedBatch:
 
     def run(self) -> None:
         """Compute it, in its worker's thread."""
-        work_here.lease, this_thread.exclusive = self.lease, True
+        thread_randomness.lease, this_thread.exclusive = self.lease, True
         self.outcome = self.compute()
-        work_here.lease, this_thread.exclusive = None, False
+        thread_randomness.lease, this_thread.exclusive = None, False
         with compute_lock.mutex:
             self.done = True
             compute_lock.notify_all()
@@ -64,7 +63,7 @@ class DelegatedBatch:
                 delegated[worker] = self
                 compute_lock.notify_all()
             try:
-                with held.let():
+                with held.allowed():
                     if not compute_lock.wait_for(lambda: self.done, deadline):
                         raise DeadlinePassed
             finally:

@@ -8,8 +8,7 @@ from headrace.executors.future import Future
 from headrace.executors.thread.compute_lock import DeadlinePassed, compute_lock
 from headrace.executors.thread.delegated import DelegatedBatch, Outcome
 from headrace.executors.thread.threads import Job, WorkerThreads, fill, outcome_of, stream_remark
-from headrace.randomness import Generators, Lease, callers_generators_kept
-from headrace.randomness import here as work_here
+from headrace.randomness import Generators, Lease, callers_generators_kept, thread_randomness
 from headrace.system.interrupts import InterruptsHeld
 from headrace.system.torch_threads import one_torch_thread
 from headrace.types import Remark, StreamTask
@@ -42,7 +41,7 @@ class SerialComputing:
                     return True
                 threads.queue.remove(job)
             try:
-                with held.let():
+                with held.allowed():
                     self._compute(job, future, deadline)
             except DeadlinePassed:
                 return False
@@ -92,7 +91,7 @@ class SerialComputing:
             drew: bool | None = None
             said: list[Remark] = []
             if not threads.serial:
-                with held.let():
+                with held.allowed():
                     outcome, moved = self._watched(worker, job, deadline)
                 threads.probed = True
                 drew = bool(moved)
@@ -103,7 +102,7 @@ class SerialComputing:
                     how = "batches are computed one at a time from now on"
                     said.append(drawing_remark(moved, 'executor="thread"', how))
             if threads.serial:
-                with held.let():
+                with held.allowed():
                     outcome = self._seeded(worker, job, deadline)
             remarks[:] = said + worker.remarks  # assigned, not added: after a Ctrl-C the batch is computed again
         try:
@@ -115,11 +114,11 @@ class SerialComputing:
         """Compute a batch unseeded; return the names of the generators that moved, too, after restoring them."""
         compute = partial(outcome_of, worker, partial(worker.run, job.task, job.number, seeded=False))
         if deadline is not None or worker.worker_id in self._threads.delegated:
-            return self._delegate(worker, DelegatedBatch(job.task, compute, False, work_here.lease), deadline)
+            return self._delegate(worker, DelegatedBatch(job.task, compute, False, thread_randomness.lease), deadline)
         with one_torch_thread(), InterruptsHeld() as held:
             before = Generators()
             try:
-                with held.let():
+                with held.allowed():
                     return compute(), before.moved()  # no variable: an error's traceback would refer to it
             finally:
                 before.restore()
