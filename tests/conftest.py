@@ -16,6 +16,7 @@ import pytest
 
 from headrace.executors.ray.idle import BENCH
 from rays import is_rays, ray_actors, ray_runs
+from scheduling import RAY, RayApart, group_of
 from waiting import LIMIT_S, wait_for_reapers, wait_until
 
 HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each for the life of the test run
@@ -25,7 +26,8 @@ HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each 
 def _standing_helpers() -> None:
     """Start what multiprocessing keeps for ever, so that the first test to need it is not blamed."""
     resource_tracker.ensure_running()
-    forkserver.set_forkserver_preload(["headrace"])  # or each worker imports torch anew, seconds apiece
+    # Or each worker imports torch anew, and each rank what examples and optimizers need, seconds apiece.
+    forkserver.set_forkserver_preload(["headrace", "torch._dynamo", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # also for ranks, which are several on this machine
         forkserver.ensure_running()
@@ -39,9 +41,20 @@ def _standing_objects() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that plans'
-    tests, which import what makes a process large."""
-    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name == "plan"))
+    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that what
+    imports what makes a process large, plans' tests and integrations."""
+    large = ("plan", "integrations")
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name in large))
+    for item in items:
+        if item.get_closest_marker("ray") and group_of(item.nodeid) != RAY:
+            raise pytest.UsageError(f"{item.nodeid} needs Ray: name it so, or no process is kept for it")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep one of three processes or more for Ray."""
+    enough = config.getoption("dist") == "load" and (config.getoption("numprocesses") or 0) >= 3
+    return RayApart(config, log) if enough else None
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +21,14 @@ from executors.mortal_datasets import end_process, once_more
 from headrace import DataLoader
 from rays import RAY, pids_of
 
-SOAK_S = float(os.environ.get("HEADRACE_SOAK_S", "20"))
-"""How long the soak lasts, in seconds."""
+KILLS = int(os.environ.get("HEADRACE_KILLS", "30"))
+"""How many local workers the soak kills."""
 
 MEAN_S = 0.1
 """How long it takes from one kill to the next, on average."""
 
-RAY_KILLS = int(os.environ.get("HEADRACE_RAY_KILLS", "12"))
-"""How many of Ray's workers are killed: each costs the CPU seconds that it takes to import torch anew."""
+RAY_KILLS = int(os.environ.get("HEADRACE_RAY_KILLS", "4"))
+"""How many Ray workers the soak kills: each costs the CPU seconds that it takes to import torch anew."""
 
 TASK_S = 0.004
 """How long a batch takes its worker."""
@@ -112,14 +111,14 @@ class Killer:
     Args:
         seed: The seed.
         pids_of: Tells which of a reader's workers may be killed.
-        most: After how many it stops.
+        most: How many it kills.
 
     Attributes:
         reader: Whose.
         kills: When, in the clock of `time.perf_counter`.
     """
 
-    def __init__(self, seed: int, pids_of: Callable[[Any], list[int]], most: int = sys.maxsize) -> None:
+    def __init__(self, seed: int, pids_of: Callable[[Any], list[int]], most: int) -> None:
         self.reader: Any = None
         self.pids_of, self.most = pids_of, most
         self.kills: list[float] = []
@@ -189,25 +188,32 @@ def tell(
         )
 
 
+def soak(
+    capsys: pytest.CaptureFixture[str], loader: DataLoader[Any], killer: Killer, expected: list[Any], quiet: list[float]
+) -> None:
+    """Read the same epoch again and again until the killer is done."""
+    waits, epochs = list[tuple[float, float]](), 0
+    began = time.perf_counter()
+    with killer.at_work():
+        while len(killer.kills) < killer.most:
+            loader.set_epoch(0)
+            killer.reader = iter(loader)
+            waits += gaps(killer.reader, expected)
+            epochs += 1
+    took = f"{time.perf_counter() - began:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs"
+    tell(capsys, took, killer, waits, quiet)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(SOAK_S + 240)
+@pytest.mark.timeout(240 + KILLS)
 def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
     loader = DataLoader(Busy(), num_workers=2, multiprocessing_context="fork", persistent_workers=True, **options)
     plain = DataLoader(Busy(), **options)
     expected = list(plain)
     quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
-    killer, waits, epochs = Killer(11, processes_of), list[tuple[float, float]](), 0
-    with killer.at_work():
-        over = time.perf_counter() + SOAK_S
-        while time.perf_counter() < over:
-            loader.set_epoch(0)
-            killer.reader = iter(loader)
-            waits += gaps(killer.reader, expected)
-            epochs += 1
-        killer.reader = None
-    tell(capsys, f"{SOAK_S:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs", killer, waits, quiet)
-    assert len(killer.kills) > SOAK_S / MEAN_S / 2
+    killer = Killer(11, processes_of, most=KILLS)
+    soak(capsys, loader, killer, expected, quiet)
     assert len(killer.kills) - 2 <= loader.stats().restarts <= len(killer.kills)  # the last may not be noticed any more
 
 
@@ -219,18 +225,9 @@ def test_soak_on_ray(capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
     expected = list(DataLoader(Busy(), **options))
     for executor in (RAY, replace(RAY, shared_memory=False)):
-        loader = DataLoader(Busy(), num_workers=4, executor=executor, persistent_workers=True, **options)
+        loader = DataLoader(Busy(), num_workers=3, executor=executor, persistent_workers=True, **options)
         quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
         # One is left alive: to start another takes longer than all that is measured.
         killer = Killer(11, lambda reader: pids_of(reader)[1:], most=RAY_KILLS // 2)
-        waits, epochs = list[tuple[float, float]](), 0
-        began = time.perf_counter()
-        with killer.at_work():
-            while len(killer.kills) < killer.most:
-                loader.set_epoch(0)
-                killer.reader = iter(loader)
-                waits += gaps(killer.reader, expected)
-                epochs += 1
-        took = f"{time.perf_counter() - began:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs"
-        tell(capsys, took, killer, waits, quiet)
+        soak(capsys, loader, killer, expected, quiet)
         assert len(killer.kills) - 2 <= loader.stats().restarts <= len(killer.kills)

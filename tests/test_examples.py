@@ -1,5 +1,6 @@
 """The examples keep what they promise; one is run by torchrun, the others in the environment that it makes."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from in_turn import SEPARATOR
 from launch import Ranks
 from waiting import wait_until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DDP = EXAMPLES / "ddp.py"
 RANK = Path(__file__).parent / "rank.py"
+IN_TURN = Path(__file__).parent / "in_turn.py"
 LIMIT_S = 120
 
 
@@ -62,22 +65,52 @@ def test_ddp_resume_ends_with_the_weights_of_a_run_that_was_not_killed(tmp_path:
     assert weights == undisturbed
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("ray_single.py", 1), ("ray_data_parallel.py", 1), ("ray_ddp.py", 2)])
-def test_where_samples_are_made_changes_no_digit(name: str, size: int, tmp_path: Path) -> None:
+def command(name: str, executor: str) -> list[str]:
+    """Return the command that runs an example in short."""
+    return [str(EXAMPLES / name), "--epochs", "2", "--executor", executor]
+
+
+@pytest.fixture(scope="module")
+def alone_told(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Return what two examples print, inline and on Ray, all in one process: Ray starts workers for each process."""
+    names = "ray_single.py", "ray_data_parallel.py"
+    commands = [[*command(name, executor), SEPARATOR] for name in names for executor in ("inline", "ray")]
+    folder = tmp_path_factory.mktemp("alone")
+    out = Ranks(IN_TURN, 1, folder, *itertools.chain(*commands), RAY_ADDRESS=address()).finish()
+    _, *told = out.split(f"{SEPARATOR}\n")
+    return {name: told[2 * place : 2 * place + 2] for place, name in enumerate(names)}
+
+
+def address() -> str:
+    """Return that of the cluster that the tests have."""
     import ray
 
-    address = ray.get_runtime_context().gcs_address
-    printed = []
-    for executor in ("inline", "ray"):
-        ranks = Ranks(EXAMPLES / name, size, tmp_path, "--epochs", "2", "--executor", executor, RAY_ADDRESS=address)
-        out = ranks.finish()
-        ((accuracy, loss),) = re.findall(r"^accuracy (\S+), loss (\S+), \d+\.\d s$", out, re.MULTILINE)
-        printed.append((accuracy, loss))
-        assert ("no GPU here" in out) == ("data_parallel" in name and not torch.cuda.is_available())
-    assert printed[0] == printed[1]
-    assert float(printed[0][0]) > 0.5, "it learns"
+    return str(ray.get_runtime_context().gcs_address)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ray_single.py", "ray_data_parallel.py"])
+def test_where_samples_are_made_changes_no_digit(name: str, alone_told: dict[str, list[str]]) -> None:
+    check_digits(*alone_told[name])
+    for told in alone_told[name]:
+        assert ("no GPU here" in told) == ("data_parallel" in name and not torch.cuda.is_available())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_where_samples_of_ranks_are_made_changes_no_digit_on_ray(tmp_path: Path) -> None:
+    commands = [command("ray_ddp.py", executor) for executor in ("inline", "ray")]
+    check_digits(
+        *(Ranks(Path(script), 2, tmp_path, *rest, RAY_ADDRESS=address()).finish() for script, *rest in commands)
+    )
+
+
+def check_digits(inline: str, on_ray: str) -> None:
+    """See that both runs of an example learn the same."""
+    ((accuracy, loss),) = re.findall(r"^accuracy (\S+), loss (\S+), \d+\.\d s$", inline, re.MULTILINE)
+    assert re.findall(r"^accuracy (\S+), loss (\S+), \d+\.\d s$", on_ray, re.MULTILINE) == [(accuracy, loss)]
+    assert float(accuracy) > 0.5, "it learns"
 
 
 def test_examples_are_short() -> None:

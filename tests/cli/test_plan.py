@@ -78,7 +78,7 @@ def test_json_is_what_each_rank_reads(shuffle: bool, cursor: int) -> None:
     shown = as_json(*options, *(["--shuffle"] if shuffle else []))
     for rank in range(3):
         plan = Plan(Shuffled() if shuffle else Sequential(), 103, 4, World(rank, 3), seed=5)
-        steps = range(plan.steps(cursor))
+        steps = range(plan.steps(0, cursor))
         theirs = shown["ranks"][rank]["steps"]
         assert [step["samples"] for step in theirs] == [plan.batch(2, step, cursor).tolist() for step in steps]
         assert [step["positions"] for step in theirs] == [plan.positions(2, step, cursor).tolist() for step in steps]

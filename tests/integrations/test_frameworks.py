@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data
-from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import BaseSampler, SamplerOutput
 
 from headrace import DataLoader
 from headrace.testing import FakeDataset
@@ -139,6 +136,25 @@ def test_fabric_and_accelerate_save_and_load_the_loader(tmp_path: Path) -> None:
 )
 def test_pytorch_geometrics_loaders_make_their_batches(options: dict[str, Any]) -> None:
     """They override `_get_iterator`, and turn what a sampler drew into data in the rank."""
+    from torch_geometric.data import Data  # here: no test is to be forked from a process that has imported it
+    from torch_geometric.loader import NodeLoader
+    from torch_geometric.sampler import BaseSampler, SamplerOutput
+
+    class Neighbours(BaseSampler):
+        """Takes the nodes that are asked for, and the next of each."""
+
+        def sample_from_nodes(self, index: Any, **_: Any) -> SamplerOutput:
+            node = torch.cat([index.node, (index.node + 1) % 6]).unique()
+            nothing = torch.empty(0, dtype=torch.long)
+            found = {"node": node, "row": nothing, "col": nothing, "edge": nothing}
+            return SamplerOutput(**found, metadata=(index.input_id, index.time))
+
+        def sample_from_edges(self, index: Any, **_: Any) -> SamplerOutput:
+            raise AssertionError("nodes are asked for")
+
+        @property
+        def edge_permutation(self) -> None:
+            return None
 
     class OwnLoader(NodeLoader, DataLoader[Any]):
         pass
@@ -147,26 +163,13 @@ def test_pytorch_geometrics_loaders_make_their_batches(options: dict[str, Any]) 
         edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
         graph = Data(x=torch.arange(6.0)[:, None], edge_index=edges)
         loader = kind(graph, node_sampler=Neighbours(), batch_size=2, **own)
-        return [[(batch.x.tolist(), batch.batch_size) for batch in loader] for _ in range(2)]
+        read = [[(batch.x.tolist(), batch.batch_size) for batch in loader] for _ in range(2)]
+        if kind is NodeLoader and own.get("persistent_workers"):
+            loader._iterator._shutdown_workers()  # torch's, collected as garbage, wait 5 s for each worker
+        return read
 
     torchs = {name: value for name, value in options.items() if name != "seed"}
     assert batches(OwnLoader, **options) == batches(NodeLoader, **torchs)
-
-
-class Neighbours(BaseSampler):
-    """Takes the nodes that are asked for, and the next of each."""
-
-    def sample_from_nodes(self, index: Any, **_: Any) -> SamplerOutput:
-        node = torch.cat([index.node, (index.node + 1) % 6]).unique()
-        nothing = torch.empty(0, dtype=torch.long)
-        return SamplerOutput(node=node, row=nothing, col=nothing, edge=nothing, metadata=(index.input_id, index.time))
-
-    def sample_from_edges(self, index: Any, **_: Any) -> SamplerOutput:
-        raise AssertionError("nodes are asked for")
-
-    @property
-    def edge_permutation(self) -> None:
-        return None
 
 
 def test_distributed_checkpoints_go_on_in_any_world(tmp_path: Path) -> None:

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import webdataset
-from datasets.distributed import split_dataset_by_node
 
-from datasets import Dataset
 from headrace import DataLoader
 from launch import run_ranks
 
@@ -36,10 +33,18 @@ def keys(samples: Any) -> list[int]:
 
 
 def pipeline(shards: list[str], **shuffling: Any) -> Any:
+    import webdataset  # here, as all of this size: no other test is to be forked from a process that has imported it
+
     dataset = webdataset.WebDataset(
         shards, shardshuffle=4, seed=1, nodesplitter=webdataset.split_by_node, empty_check=False
     )
     return dataset.shuffle(50, **shuffling)
+
+
+def stream_of_numbers(length: int, num_shards: int) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict({"number": range(length)}).to_iterable_dataset(num_shards=num_shards)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -70,9 +75,12 @@ def test_a_pipeline_that_seeds_itself_from_the_clock_is_told_of(shards: list[str
 
 
 def test_what_splits_itself_is_left_alone(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import webdataset
+    from datasets.distributed import split_dataset_by_node
+
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    table = Dataset.from_dict({"number": range(8)}).to_iterable_dataset(num_shards=2)
+    table = stream_of_numbers(8, num_shards=2)
     split = {
         "webdataset.split_by_node": pipeline(shards, seed=1),
         "webdataset.ResampledShards": webdataset.WebDataset(
@@ -97,7 +105,7 @@ def test_what_splits_itself_is_left_alone(shards: list[str], monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_ranks_share_the_shards_wherever_they_are_read(shards: list[str], tmp_path: Path) -> None:
+def test_ranks_share_the_shards_wherever_they_are_read_also_on_ray(shards: list[str], tmp_path: Path) -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address
@@ -121,8 +129,7 @@ def test_ranks_share_the_shards_wherever_they_are_read(shards: list[str], tmp_pa
 @pytest.mark.parametrize("stop", [0, 3, 8])
 def test_a_table_read_as_a_stream_goes_on_where_it_was(workers: int, stop: int, seed: int | None) -> None:
     def loader() -> DataLoader[Any]:
-        table = Dataset.from_dict({"number": range(24)}).to_iterable_dataset(num_shards=4)
-        return DataLoader(table, batch_size=3, num_workers=workers, seed=seed)
+        return DataLoader(stream_of_numbers(24, num_shards=4), batch_size=3, num_workers=workers, seed=seed)
 
     def numbers(batches: Any) -> list[int]:
         return [number for batch in batches for number in batch["number"].tolist()]

@@ -47,7 +47,7 @@ def test_counts_differ_by_at_most_one(size: int) -> None:
         for batch_size in {*range(1, 9), classes, 2 * classes}:
             for cursor in (0, 1, 7, 400 - 3 * size * batch_size):
                 plans = world_of(order, len(labels), batch_size, size, seed=classes)
-                for step in range(min(3, plans[0].steps(cursor))):
+                for step in range(min(3, plans[0].steps(0, cursor))):
                     whole = np.zeros(classes, np.int64)
                     for plan in plans:
                         counts = np.bincount(labels[plan.batch(0, step, cursor)], minlength=classes)
@@ -76,10 +76,10 @@ def test_every_batch_is_balanced_from_any_cursor(
     cursor = data.draw(st.integers(0, plans[0].samples))
     read: list[int] = []
     for plan in plans:
-        for step in range(plan.steps(cursor)):
+        for step in range(plan.steps(0, cursor)):
             read += plan.positions(2, step, cursor).tolist()
             assert np.ptp(np.bincount(labels[plan.batch(2, step, cursor)], minlength=len(sizes))) <= 1
-    assert sorted(read) == list(range(cursor, plans[0].end(cursor)))
+    assert sorted(read) == list(range(cursor, plans[0].end(0, cursor)))
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -90,9 +90,9 @@ def test_a_global_batch_does_not_depend_on_the_world(sizes: list[int], seed: int
     read: dict[int, list[Counter[int]]] = {}
     for size in (1, 2, 3, 4, 6, 12):
         plans = world_of(order, len(labels), 12 // size, size, seed=seed, tail="exact")
-        read[size] = [Counter() for _ in range(max(plan.steps(cursor) for plan in plans))]
+        read[size] = [Counter() for _ in range(max(plan.steps(0, cursor) for plan in plans))]
         for plan in plans:
-            for step in range(plan.steps(cursor)):
+            for step in range(plan.steps(0, cursor)):
                 read[size][step].update(plan.batch(1, step, cursor).tolist())
     assert all(batches == read[1] for batches in read.values())
     everything = order.epoch(seed, 1, len(labels))(np.arange(cursor, 150)).tolist()
@@ -177,7 +177,7 @@ def test_beyond_two_to_the_24() -> None:
     labels[-5:] = 2
     order = Balanced(labels)
     plans = world_of(order, len(labels), 30, 4, seed=3)
-    for step in (0, 1, 100_000, plans[0].steps() - 2):
+    for step in (0, 1, 100_000, plans[0].steps(0) - 2):
         for plan in plans:
             assert np.bincount(labels[plan.batch(0, step)]).tolist() == [10, 10, 10]
     read = order.epoch(0, 0, len(labels))(np.arange(60_000))

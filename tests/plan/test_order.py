@@ -82,10 +82,10 @@ def test_a_trillion_samples_cost_nothing(order: Order) -> None:
     assert read[1] == read[3]
     assert 0 <= read.min() < read.max() < length
     plan = Plan(order, length, 256, World(3, 7))
-    assert plan.steps() == -(-length // (256 * 7))
-    last = plan.positions(0, plan.steps() - 1)
+    assert plan.steps(0) == -(-length // (256 * 7))
+    last = plan.positions(0, plan.steps(0) - 1)
     assert length - 256 * 7 <= last[0] < last[-1] < length + 7
-    assert len(set(plan.batch(0, plan.steps() // 2).tolist())) == 256
+    assert len(set(plan.batch(0, plan.steps(0) // 2).tolist())) == 256
 
 
 def test_by_default_positions_are_dealt_as_they_are() -> None:

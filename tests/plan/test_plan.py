@@ -67,7 +67,7 @@ EVERY_KIND = cases("sequential shuffled subset shuffled-subset weighted balanced
 
 def read_by(plans: list[Plan], epoch: int, cursor: int = 0) -> list[list[list[int]]]:
     """The positions each rank reads at each step: [rank][step][place]."""
-    return [[plan.positions(epoch, step, cursor).tolist() for step in range(plan.steps(cursor))] for plan in plans]
+    return [[plan.positions(epoch, step, cursor).tolist() for step in range(plan.steps(0, cursor))] for plan in plans]
 
 
 def flat(batches: list[list[list[int]]]) -> list[int]:
@@ -86,7 +86,7 @@ def test_exact_reads_each_position_once(case: Case, world: tuple[int, int], data
         assert all(position % world[0] == rank for rank in range(world[0]) for position in flat(read[rank : rank + 1]))
     shares = [sum(map(len, rank)) for rank in read]
     assert max(shares) - min(shares) <= 1
-    assert shares == [plan.share(cursor) for plan in plans]
+    assert shares == [plan.share(0, cursor) for plan in plans]
     steps = [len(rank) for rank in read]
     assert max(steps) - min(steps) <= 1
     assert all(len(batch) == world[1] for rank in read for batch in rank[:-1])
@@ -104,8 +104,8 @@ def test_pad_gives_every_rank_the_same_steps(case: Case, world: tuple[int, int],
     assert sorted(flat(read)) == list(range(cursor, samples + pads)), "each once, and just the pads beyond"
     assert len({tuple(map(len, rank)) for rank in read}) == 1, "equal sizes at each step"
     assert all(len(batch) == world[1] for rank in read for batch in rank[:-1])
-    assert {plan.share(cursor) for plan in plans} == {-(-(samples - cursor) // world[0])}
-    assert {plan.end(cursor) for plan in plans} == {samples + pads}
+    assert {plan.share(0, cursor) for plan in plans} == {-(-(samples - cursor) // world[0])}
+    assert {plan.end(0, cursor) for plan in plans} == {samples + pads}
     if not isinstance(case.order, Weighted | Balanced):
         wrapped = (case.whole() * (pads // samples + 1))[:pads]
         assert case.at(range(samples, samples + pads)) == wrapped
@@ -129,7 +129,7 @@ def test_every_sample_is_read(case: Case, world: tuple[int, int], tail: Any) -> 
     """What the positions promise holds for the dataset's samples."""
     plans = case.plans(*world, tail=tail)
     read = Counter(
-        index for plan in plans for step in range(plan.steps()) for index in plan.batch(case.epoch, step).tolist()
+        index for plan in plans for step in range(plan.steps(0)) for index in plan.batch(case.epoch, step).tolist()
     )
     expected = set(case.order.indices.tolist()) if isinstance(case.order, Subset) else set(range(case.length))
     if tail == "exact":
@@ -144,10 +144,10 @@ def test_every_sample_is_read(case: Case, world: tuple[int, int], tail: Any) -> 
 
 def global_batches(plans: list[Plan], epoch: int, cursor: int) -> Iterator[Counter[int]]:
     """The multiset of dataset indices in each global batch, pads aside."""
-    for step in range(max(plan.steps(cursor) for plan in plans)):
+    for step in range(max(plan.steps(0, cursor) for plan in plans)):
         read: Counter[int] = Counter()
         for plan in plans:
-            if step < plan.steps(cursor):
+            if step < plan.steps(0, cursor):
                 positions = plan.positions(epoch, step, cursor)
                 batch = plan.batch(epoch, step, cursor)
                 assert batch.tolist() == plan.indices(epoch, positions).tolist()
@@ -183,11 +183,11 @@ def test_an_epoch_goes_on_in_any_other_world(
     cursor, read = 0, []
     for world, wanted, in_runs in runs:
         plans = case.plans(*world, tail=tail, in_runs=in_runs)
-        steps = min(wanted, max(plan.steps(cursor) for plan in plans))
+        steps = min(wanted, max(plan.steps(0, cursor) for plan in plans))
         read += [
             position for rank in read_by(plans, case.epoch, cursor) for batch in rank[:steps] for position in batch
         ]
-        afters = {plan.cursor_after(steps - 1, cursor) if steps else cursor for plan in plans}
+        afters = {plan.cursor_after(0, steps - 1, cursor) if steps else cursor for plan in plans}
         assert len(afters) == 1, "the same on every rank"
         cursor = afters.pop()
         assert sorted(position for position in read if position < plans[0].samples) == list(range(cursor))
@@ -204,12 +204,12 @@ def test_cursor_after(case: Case, world: tuple[int, int], tail: Any, data: st.Da
     """Each step adds a global batch; the last one, and whatever comes after, ends the epoch."""
     plan = case.plans(*world, tail=tail)[0]
     cursor = data.draw(st.integers(0, plan.samples))
-    steps = max(other.steps(cursor) for other in case.plans(*world, tail=tail))
-    after = [plan.cursor_after(step, cursor) for step in range(steps + 2)]
+    steps = max(other.steps(0, cursor) for other in case.plans(*world, tail=tail))
+    after = [plan.cursor_after(0, step, cursor) for step in range(steps + 2)]
     step_samples = world[0] * world[1]
     assert after[: max(steps - 1, 0)] == [cursor + (step + 1) * step_samples for step in range(steps - 1)]
     assert set(after[max(steps - 1, 0) :]) == {plan.samples}
-    assert [plan.steps(plan.samples), plan.share(plan.samples)] == [0, 0]
+    assert [plan.steps(0, plan.samples), plan.share(0, plan.samples)] == [0, 0]
 
 
 @PROPERTY
@@ -219,7 +219,7 @@ def test_a_step_has_as_many_samples_as_it_says(
 ) -> None:
     plans = case.plans(*world, tail=tail, in_runs=in_runs)
     cursor = data.draw(st.integers(0, plans[0].samples))
-    sizes = [[plan.size(step, cursor) for step in range(plan.steps(cursor))] for plan in plans]
+    sizes = [[plan.size(0, step, cursor) for step in range(plan.steps(0, cursor))] for plan in plans]
     assert sizes == [[*map(len, rank)] for rank in read_by(plans, case.epoch, cursor)]
 
 
@@ -236,9 +236,9 @@ def test_runs_are_another_dealing_of_the_same_global_batches(
     in_turn, in_runs = (
         read_by([replace(plan, in_runs=runs) for plan in plans], case.epoch, cursor) for runs in (False, True)
     )
-    assert [sum(map(len, rank)) for rank in in_runs] == [plan.share(cursor) for plan in plans]
-    end, stop = plans[0].end(cursor), cursor
-    assert {plan.end(cursor) for plan in plans} == {end}
+    assert [sum(map(len, rank)) for rank in in_runs] == [plan.share(0, cursor) for plan in plans]
+    end, stop = plans[0].end(0, cursor), cursor
+    assert {plan.end(0, cursor) for plan in plans} == {end}
     for step in range(max(map(len, in_turn))):
         gathered, others = ([rank[step] for rank in read if step < len(rank)] for read in (in_runs, in_turn))
         start, stop = stop, min(stop + world[0] * world[1], end)
@@ -292,8 +292,8 @@ def test_the_documented_shares(length: int, size: int, tail: Any, batches: list[
     """With a batch size of 2; and every row of the table stands in the docstring."""
     plans = Case(Sequential(), length, 0, 0).plans(size, 2, tail=tail)
     assert read_by(plans, 0) == batches
-    assert [plan.steps() for plan in plans] == [len(rank) for rank in batches]
-    assert [[plan.batch(0, step).tolist() for step in range(plan.steps())] for plan in plans] == [
+    assert [plan.steps(0) for plan in plans] == [len(rank) for rank in batches]
+    assert [[plan.batch(0, step).tolist() for step in range(plan.steps(0))] for plan in plans] == [
         [[position % length for position in batch] for batch in rank] for rank in batches
     ]
     if length == 11:
@@ -325,7 +325,7 @@ def test_a_cursor_out_of_range(cursor: int) -> None:
     text = rf"cursor={cursor} is not allowed: expected an integer in \[0, 11\]\. It counts the epoch's samples"
     for tail, in_runs in product(TAILS, (False, True)):
         plan = Plan(Sequential(), 11, 1, World(1, 2), tail, in_runs=in_runs)
-        for ask, arguments in [(plan.share, ()), (plan.steps, ()), (plan.positions, (0, 0)), (plan.batch, (0, 0))]:
+        for ask, arguments in [(plan.share, (0,)), (plan.steps, (0,)), (plan.positions, (0, 0)), (plan.batch, (0, 0))]:
             with pytest.raises(ValueError, match=text):
                 ask(*arguments, cursor)  # type: ignore[operator]
 
@@ -364,9 +364,9 @@ def test_numpy_integers_are_integers(dtype: Any) -> None:
     """They are accepted, so they must not overflow or wrap round where plain ones do not."""
     plain = Plan(Sequential(), 100, 50, World(1, 4), seed=3)
     plan = Plan(Sequential(), dtype(100), dtype(50), World(1, 4), seed=dtype(3))
-    assert plan.steps() == plain.steps() == 1
+    assert plan.steps(0) == plain.steps(0) == 1
     assert plan.positions(0, 0).tolist() == plain.positions(0, 0).tolist()
-    assert (plan.global_batch, plan.end(), plan.cursor_after(0)) == (200, 100, 100)
+    assert (plan.global_batch, plan.end(0), plan.cursor_after(0, 0)) == (200, 100, 100)
 
 
 @PROPERTY

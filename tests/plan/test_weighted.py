@@ -140,11 +140,11 @@ def test_every_world_draws_the_same(
     for size in (1, 2, 3, 4):
         plans = [Plan(order, 7, 12 * quarter // size, World(rank, size), tail, seed) for rank in range(size)]
         assert {plan.samples for plan in plans} == {samples}
-        for step in range(max(plan.steps(cursor) for plan in plans)):
+        for step in range(max(plan.steps(0, cursor) for plan in plans)):
             start = cursor + step * 12 * quarter
             read: Counter[int] = Counter()
             for plan in plans:
-                if step < plan.steps(cursor):
+                if step < plan.steps(0, cursor):
                     positions = plan.positions(epoch, step, cursor)
                     read.update(plan.batch(epoch, step, cursor)[positions < samples].tolist())
             assert read == Counter(epoch_draws[start : start + 12 * quarter])

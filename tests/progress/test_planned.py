@@ -328,9 +328,9 @@ def run(
         cursor = 0 if state is None else state["samples"]
         length = len(dataset)  # type: ignore[arg-type]
         plan = Plan(Sequential(), length, batch_size, World(rank, size), loader.tail or "pad")
-        whole = (plan.end(cursor) - cursor) // plan.global_batch
+        whole = (plan.end(0, cursor) - cursor) // plan.global_batch
         reader = iter(loader)
-        for step in range(min(steps, whole) if steps else plan.steps(cursor)):
+        for step in range(min(steps, whole) if steps else plan.steps(0, cursor)):
             batch = next(reader)["index"].tolist()
             positions = plan.positions(0, step, cursor).tolist()
             got += [index for position, index in zip(positions, batch, strict=True) if position < length]

@@ -40,11 +40,11 @@ def test_whatever_was_computed_before(data: st.DataObject, batch_size: int, work
     """Seeds are worked out for many samples at a time: the next step, one long after, one before, another epoch's."""
     plan = Plan(Shuffled(), 1500, batch_size, World(rank, 3), tail="exact", seed=5)
     cursors = st.sampled_from([0, 3 * batch_size])
-    tasks = st.builds(PlanTask, st.integers(0, 1), st.integers(0, plan.steps(3 * batch_size) - 1), cursors)
+    tasks = st.builds(PlanTask, st.integers(0, 1), st.integers(0, plan.steps(0, 3 * batch_size) - 1), cursors)
     runs = st.lists(st.tuples(tasks, st.integers(1, 300 // batch_size)), min_size=1, max_size=3)
     worker = Worker(Work(Drawing(), listed, batched=True, plan=plan), 0, workers)
     for task, count in data.draw(runs):
-        for step in range(task.step, min(task.step + count, plan.steps(task.cursor))):
+        for step in range(task.step, min(task.step + count, plan.steps(0, task.cursor))):
             with callers_generators_kept():
                 samples = worker.run(task._replace(step=step))
                 positions = plan.positions(task.epoch, step, task.cursor)
@@ -60,8 +60,8 @@ def test_the_last_step_has_its_own_samples_only(batch_size: int) -> None:
     plan = Plan(Shuffled(), 12, batch_size, tail="exact", seed=5)
     worker = Worker(Work(Drawing(), listed, batched=True, plan=plan))
     with callers_generators_kept():
-        batches = [worker.run(PlanTask(0, step)) for step in range(plan.steps())]
-    assert [len(batch) for batch in batches] == [plan.size(step) for step in range(plan.steps())]
+        batches = [worker.run(PlanTask(0, step)) for step in range(plan.steps(0))]
+    assert [len(batch) for batch in batches] == [plan.size(0, step) for step in range(plan.steps(0))]
     assert len({sample[1] for batch in batches for sample in batch}) == 12
 
 

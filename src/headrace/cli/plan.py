@@ -88,18 +88,18 @@ class EpochPlan:
         whole_number("--epoch", epoch, fix="Epochs count from 0.")
         order = Shuffled() if shuffle else Sequential()
         plan = Plan(order, size, batch_size, World(0, world_size), cast(Tail, tail), seed)
-        plan.share(cursor)  # checks the cursor
+        plan.share(epoch, cursor)  # checks the cursor
         return cls(plan, epoch, cursor)
 
     @property
     def steps(self) -> int:
         """Steps of the rank that has most."""
-        return -(-(self.plan.end(self.cursor) - self.cursor) // self.plan.global_batch)
+        return self.plan.most_steps(self.epoch, self.cursor)
 
     @property
     def short(self) -> bool:
         """Whether the epoch is short enough to be laid out in full."""
-        samples = max(self.plan.length, self.plan.end(self.cursor))
+        samples = max(self.plan.length, self.plan.end(self.epoch, self.cursor))
         return samples <= MAX_SAMPLES and self.plan.world.size * max(1, self.steps) <= MAX_BATCHES
 
     def rank(self, rank: int) -> Plan:
@@ -111,7 +111,7 @@ class EpochPlan:
         asked: list[list[Positions | None]] = []
         for rank in ranks:
             plan = self.rank(rank)
-            has = plan.steps(self.cursor)
+            has = plan.steps(self.epoch, self.cursor)
             asked.append([plan.positions(self.epoch, step, self.cursor) if step < has else None for step in steps])
         # The order is the same function on every rank: one call, so that its tables are built once.
         parts = [one for row in asked for one in row if one is not None]
@@ -264,7 +264,7 @@ def _ends(count: int, first: int, last: int, whole: int = 0) -> list[int | None]
 
 
 def _pads(epoch_plan: EpochPlan) -> int:
-    return max(0, epoch_plan.plan.end(epoch_plan.cursor) - epoch_plan.plan.samples)
+    return max(0, epoch_plan.plan.end(epoch_plan.epoch, epoch_plan.cursor) - epoch_plan.plan.samples)
 
 
 def _count(number: int, noun: str) -> str:

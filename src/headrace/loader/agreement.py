@@ -110,7 +110,12 @@ def fact_of(loader: Any) -> Fact:
         fact["steps"] = steps
         return fact | whose | {"dataset_length": length, "seed": seed} if split else fact
     shape = source.shape()
-    fact |= whose | {"dataset_length": shape.length, "seed": seed, "samples": place.samples, "steps": shape.steps()}
+    fact |= whose | {
+        "dataset_length": shape.length,
+        "seed": seed,
+        "samples": place.samples,
+        "steps": shape.steps(place.epoch),
+    }
     return fact | {"order": shape.order.described}
 
 

@@ -289,7 +289,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         """Count the batches of a whole epoch on this rank."""
         source = self._source
         if source.planned():
-            return source.shape().steps()
+            return source.shape().steps(self._schedule.epoch)
         if not (source.kind is Kind.STREAM and source.splits_stream()):
             return super().__len__()
         share, batch_size = source.stream_samples(len(self.dataset)), source.batch_size  # type: ignore[arg-type]

@@ -57,12 +57,14 @@ class AutoSampler(DistributedSampler[int]):
         """Samples that this rank reads in an epoch."""
         if not self._schedule.source.planned():
             return len(self.data_source)
-        return self._schedule.source.shape().share()
+        return self._schedule.source.shape().share(self.epoch)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
         """Samples that all ranks read in an epoch, pads included."""
-        return self._schedule.source.shape().end() if self._schedule.source.planned() else len(self.data_source)
+        return (
+            self._schedule.source.shape().end(self.epoch) if self._schedule.source.planned() else len(self.data_source)
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, for a framework that does so through the sampler."""
@@ -79,7 +81,7 @@ class AutoSampler(DistributedSampler[int]):
                 stacklevel=3,
             )
         plan, epoch = self._schedule.source.plan(), self.epoch
-        return (index for step in range(plan.steps()) for index in plan.batch(epoch, step).tolist())
+        return (index for step in range(plan.steps(epoch)) for index in plan.batch(epoch, step).tolist())
 
     def rows(self, batch_size: int, drop_last: bool) -> Iterator[Rows]:
         """Yield the indices of torch's sampler and batch sampler as whole rows, with the same random draws."""

@@ -1,11 +1,13 @@
 """The plan: which rank reads which samples at which step, as a pure function."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import bad_type, bad_value, check_flag, whole_number
+from headrace.plan.batching import Batching, EvenBatches
 from headrace.plan.keys import hash64, key
 from headrace.plan.order import EpochOrder, Order
 from headrace.types import TAILS, Indices, Positions, Tail, World
@@ -56,6 +58,7 @@ class Plan:
             r · batch_size on. The ranks' batches, laid end to end, are then in the epoch's order with the pads at
             the end, as Accelerate's `gather_for_metrics` expects it. An order with a deal of its own (`Balanced`)
             keeps that, except in a batch that holds pads: laid end to end, its batches are in no particular order.
+        batching: Cuts the epoch's positions into global batches: `EvenBatches`, or another `Batching`.
 
     Raises:
         TypeError: A number is not an integer.
@@ -69,7 +72,9 @@ class Plan:
     tail: Tail = "pad"
     seed: int = 0
     in_runs: bool = False
+    batching: Callable[[int, int, int, Tail], Batching] = EvenBatches
     samples: int = field(init=False)
+    _batches: Batching = field(init=False, repr=False, compare=False)
     _epochs: dict[int, EpochOrder] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,52 +93,67 @@ class Plan:
         if self.tail not in TAILS:
             bad_value("tail", self.tail, f"one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
         object.__setattr__(self, "samples", self.order.samples(self.length))
+        batches = self.batching(self.samples, self.world.size, self.batch_size, self.tail)
+        object.__setattr__(self, "_batches", batches)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_epochs": {}}  # workers build the tables they need
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all ranks."""
+        """Samples per step over all ranks, where every step has as many."""
         return self.world.size * self.batch_size
 
-    def end(self, cursor: int = 0) -> int:
-        """Return the position at which the epoch ends: the samples that are read, pads included."""
-        left = self.samples - cursor
-        if self.tail == "drop":
-            return cursor + left // self.global_batch * self.global_batch
-        if self.tail == "pad":
-            return cursor - (-left // self.world.size) * self.world.size
-        return self.samples
+    @property
+    def even(self) -> bool:
+        """Whether this rank reads `batch_size` samples at every step but the epoch's last."""
+        return self._batches.even
 
-    def share(self, cursor: int = 0) -> int:
+    def end(self, epoch: int, cursor: int = 0) -> int:
+        """Return the position at which the epoch ends: the samples that are read, pads included."""
+        return self._batches.end(epoch, cursor)
+
+    def share(self, epoch: int, cursor: int = 0) -> int:
         """Count the samples this rank reads in an epoch begun at `cursor`, pads included.
 
         Raises:
             ValueError: `cursor` lies outside [0, samples].
         """
         self._check(cursor)
-        end = self.end(cursor)
-        whole, rest = divmod(end - cursor, self.global_batch)
-        return whole * self.batch_size + len(self._places(end - rest, end))
+        steps = self._batches.steps(epoch, cursor)
+        if not steps:
+            return 0
+        start, stop = self._batches.bounds(epoch, steps - 1, cursor)
+        return (start - cursor) // self.world.size + len(self._places(start, stop))
 
-    def steps(self, cursor: int = 0) -> int:
-        """Count this rank's steps in an epoch begun at `cursor`, as `share` counts its samples."""
-        return -(-self.share(cursor) // self.batch_size)
+    def steps(self, epoch: int, cursor: int = 0) -> int:
+        """Count this rank's steps in an epoch begun at `cursor`.
 
-    def size(self, step: int, cursor: int = 0) -> int:
+        Raises:
+            ValueError: `cursor` lies outside [0, samples].
+        """
+        self._check(cursor)
+        steps = self.most_steps(epoch, cursor)
+        # Only the last global batch can be too small for every rank to get a sample.
+        return steps - (steps > 0 and not self._places(*self._batches.bounds(epoch, steps - 1, cursor)))
+
+    def most_steps(self, epoch: int, cursor: int = 0) -> int:
+        """Count the steps of the ranks that have most: the global batches of an epoch begun at `cursor`."""
+        return self._batches.steps(epoch, cursor)
+
+    def size(self, epoch: int, step: int, cursor: int = 0) -> int:
         """Count the samples this rank reads at a step."""
-        start = cursor + step * self.global_batch
-        stop = start + self.global_batch
-        return self.batch_size if stop <= self.samples else len(self._places(start, min(stop, self.end(cursor))))
+        start, stop = self._batches.bounds(epoch, step, cursor)
+        share, more = divmod(stop - start, self.world.size)
+        return len(self._places(start, stop)) if more else max(0, share)
 
     def positions(self, epoch: int, step: int, cursor: int = 0) -> Positions:
         """Return the global positions this rank reads at a step; those >= `samples` are pads.
 
         Args:
             epoch: The epoch, from 0.
-            step: Steps since `cursor`, in [0, steps(cursor)).
-            cursor: Where the run began the epoch, in samples over all ranks.
+            step: Steps since `cursor`, in [0, steps(epoch, cursor)).
+            cursor: The position at which the run began the epoch.
 
         Returns:
             Shape (batch_size,), or fewer at the last step.
@@ -142,13 +162,12 @@ class Plan:
             IndexError: The rank has no such step.
         """
         self._check(cursor)
-        start = cursor + step * self.global_batch
-        stop = min(start + self.global_batch, self.end(cursor))
+        start, stop = self._batches.bounds(epoch, step, cursor)
         places = _array(self._places(start, stop))
         if step < 0 or not len(places):
             raise IndexError(
                 f"step {step} is out of range: rank {self.world.rank} of {self.world.size} has "
-                f"{self.steps(cursor)} steps from position {cursor} of {self.samples}"
+                f"{self.steps(epoch, cursor)} steps from position {cursor} of {self.samples}"
             )
         if self._in_runs(stop):
             return places + start
@@ -157,13 +176,14 @@ class Plan:
     def span(self, epoch: int, step: int, cursor: int = 0, most: int = _SPAN_STEPS) -> tuple[Positions, Indices]:
         """Return the positions and dataset indices of several steps from `step` on, evaluated together.
 
-        An order costs far less in bulk: a shuffle of 256 positions at a time takes six times as long as of 8,192.
+        Evaluating an order for many positions at once costs far less: a shuffle of 256 positions at a time takes six
+        times as long as of 8,192.
 
         Args:
             epoch: The epoch, from 0.
             step: The first step, as for `positions`.
-            cursor: Likewise.
-            most: No more steps than this.
+            cursor: As for `positions`.
+            most: The largest number of steps; 1 where steps are not `even`.
 
         Returns:
             Shape (n,) each: all steps' in turn, `batch_size` for each but the epoch's last, which may have fewer.
@@ -172,17 +192,18 @@ class Plan:
             IndexError: The rank has no such step.
         """
         positions = self.positions(epoch, step, cursor)
-        start = cursor + step * self.global_batch
-        steps = min(max(1, _SPAN // self.batch_size), most)
-        stop = min(start + steps * self.global_batch, self.end(cursor))
-        default = type(self.order).deal is Order.deal
-        if default and self.in_runs:
-            last = stop - (stop - start) % self.global_batch
-            firsts = np.arange(start, last, self.global_batch) + self.world.rank * self.batch_size
-            rows = np.add.outer(firsts, np.arange(self.batch_size))
-            positions = np.append(rows, _array(self._places(last, stop)) + last)
-        elif default:
-            positions = _array(self._places(start, stop)) + start
+        if self.even and type(self.order).deal is Order.deal:
+            start, _ = self._batches.bounds(epoch, step, cursor)
+            steps = min(max(1, _SPAN // self.batch_size), most)
+            _, stop = self._batches.bounds(epoch, step + steps - 1, cursor)
+            stop = min(stop, self.end(epoch, cursor))
+            if self.in_runs:
+                last = stop - (stop - start) % self.global_batch
+                firsts = np.arange(start, last, self.global_batch) + self.world.rank * self.batch_size
+                rows = np.add.outer(firsts, np.arange(self.batch_size))
+                positions = np.append(rows, _array(self._places(last, stop)) + last)
+            else:
+                positions = _array(self._places(start, stop)) + start
         return positions, self.indices(epoch, positions)
 
     def batch(self, epoch: int, step: int, cursor: int = 0) -> Indices:
@@ -209,10 +230,10 @@ class Plan:
         broken, *others = self.indices(epoch, np.append(position, positions)).tolist()
         return [index for index in dict.fromkeys(others) if index != broken][:SUBSTITUTES]
 
-    def cursor_after(self, step: int, cursor: int = 0) -> int:
+    def cursor_after(self, epoch: int, step: int, cursor: int = 0) -> int:
         """Return the position up to which all ranks together have read after a step; `samples` means done."""
-        reached = cursor + (step + 1) * self.global_batch
-        return self.samples if reached >= self.end(cursor) else reached
+        _, stop = self._batches.bounds(epoch, step, cursor)
+        return self.samples if stop >= self._batches.end(epoch, cursor) else stop
 
     def _check(self, cursor: int) -> None:
         whole_number("cursor", cursor, high=self.samples, fix="It counts the epoch's samples already read.")

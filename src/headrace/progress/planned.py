@@ -31,7 +31,7 @@ class PlanPass(Pass):
 
     def _begin(self) -> None:
         super()._begin()
-        self.steps = self._plan.steps(self.start.samples)
+        self.steps = self._plan.steps(self.start.epoch, self.start.samples)
 
     def tasks(self, first: int = 0) -> Iterator[Task]:
         """Return the plan's tasks for the rest of the epoch, from the task number `first` on."""
@@ -45,11 +45,11 @@ class PlanPass(Pass):
 
     def size(self, task: Any) -> int:
         """Count the samples of a task's batch."""
-        return self._plan.size(task.step, task.cursor)
+        return self._plan.size(*task)
 
     def length(self) -> int:
         """Count the batches of the whole epoch."""
-        return self._plan.steps()
+        return self._plan.steps(self.start.epoch)
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or note that it was broken off."""
@@ -58,7 +58,9 @@ class PlanPass(Pass):
             self._schedule.abandon(self.start, f"{self._count} of {self.steps} batches")
 
     def _reached(self) -> State:
-        cursor = self._plan.cursor_after(self._done - 1, self.start.samples) if self._done else self.start.samples
+        epoch, cursor = self.start.epoch, self.start.samples
+        if self._done:
+            cursor = self._plan.cursor_after(epoch, self._done - 1, cursor)
         if cursor == self._plan.samples:
             return self._at(1, 0)
         if self._in_order and not self._beyond:

@@ -86,7 +86,7 @@ class Schedule:
         if not self.source.planned() or self.start.rank_local:
             return False
         if batches:
-            self.start, self.latest = Start(self.epoch, self.source.shape().cursor_after(batches - 1)), None
+            self.start, self.latest = Start(self.epoch, self.source.shape().cursor_after(self.epoch, batches - 1)), None
         return True
 
     def facts(self) -> Facts:

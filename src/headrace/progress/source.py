@@ -159,7 +159,7 @@ class Source:
             )
         if plan != self._plan:
             self._plan = plan
-            if not plan.end():
+            if not plan.end(0):
                 warnings.warn(
                     f"{self.tail_argument} leaves no batch at all: {plan.samples} samples are fewer than one global "
                     f"batch of {plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}. Use a smaller "

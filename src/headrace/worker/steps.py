@@ -21,7 +21,7 @@ class Steps:
 
     Attributes:
         first: The first of them.
-        size: Samples in a step; the epoch's last step may have fewer.
+        size: Samples in a step; the epoch's last step may have fewer. Steps of different sizes are evaluated singly.
         positions: Of all samples, shape (n,).
         indices: Of all samples, shape (n,).
     """
@@ -36,6 +36,9 @@ class Steps:
     @classmethod
     def of(cls, plan: Plan, first: PlanTask, workers: int) -> "Steps":
         """Evaluate steps from a first one on: several, unless other workers compute most of those."""
+        if not plan.even:
+            positions, indices = plan.span(*first)
+            return cls(first, len(positions), positions, indices)
         alone = workers > 1 and workers * plan.batch_size > _MOST_SHARED
         return cls(first, plan.batch_size, *(plan.span(*first, most=1) if alone else plan.span(*first)))
 

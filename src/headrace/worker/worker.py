@@ -207,7 +207,7 @@ class Worker:
             plan = self.work.plan
             assert plan is not None, "a PlanTask needs a plan"
             self._steps = steps = Steps.of(plan, task, self.workers)
-            samples = slice(0, plan.batch_size)
+            samples = slice(0, steps.size)
         return steps, samples
 
     def _planned(self, task: PlanTask, seeded: bool) -> Any:

@@ -21,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def seen(sample: Any) -> Any:
-    return [os.environ.get(name) for name in VARIABLES]
+    return int(sample["__key__"]), [os.environ.get(name) for name in VARIABLES]
 
 
 def main() -> None:
@@ -34,10 +34,10 @@ def main() -> None:
         kept = {} if way in ("inline", "thread") else {name: os.environ.pop(name) for name in VARIABLES[:2]}
         splitting = webdataset.WebDataset(shards, shardshuffle=False, nodesplitter=webdataset.split_by_node)
         plain = webdataset.WebDataset(shards, shardshuffle=False)
-        read = list(DataLoader(splitting, batch_size=None, **options))
-        found["read"][way] = [int(sample["__key__"]) for sample in read]
+        read = list(DataLoader(splitting.map(seen), batch_size=None, **options))
+        found["read"][way] = [key for key, _ in read]
         if way != "inline":
-            found["seen"][way] = next(iter(DataLoader(splitting.map(seen), batch_size=None, **options)))
+            (found["seen"][way],) = {tuple(places) for _, places in read}
         try:
             next(iter(DataLoader(plain, batch_size=None, distributed=False, **options)))
         except ValueError as error:

@@ -309,9 +309,9 @@ class _Run:
         self._read(loaders, 0, 0, steps)
         states = [loader.state_dict() for loader in loaders]
         for rank, (state, other) in enumerate(zip(states, self._plans, strict=True)):
-            if other.steps() == plan.steps() and state != states[0]:
+            if other.steps(0) == plan.steps(0) and state != states[0]:
                 raise CellFailed(f"after step {steps} rank 0's state is {states[0]}, but rank {rank}'s is {state}")
-        cursor = plan.cursor_after(steps - 1) if steps else 0
+        cursor = plan.cursor_after(0, steps - 1) if steps else 0
         stands = states[0]["epoch"] * plan.samples + states[0]["samples"]
         if stands != cursor:
             raise CellFailed(f"after step {steps} the state stands at sample {stands} instead of {cursor}")
@@ -327,12 +327,12 @@ class _Run:
         with _ended([iter(loader) for loader in loaders]) as readers:
             for step in range(steps):
                 for plan, reader in zip(self._plans, readers, strict=True):
-                    if step < plan.steps(cursor):
+                    if step < plan.steps(epoch, cursor):
                         self._keep(plan.positions(epoch, step, cursor).tolist(), next(reader, None), epoch)
                 if self._to_kill:
                     self._to_kill = False
                     _kill(readers[0]._workers[0])
-            if steps >= max(plan.steps(cursor) for plan in self._plans):
+            if steps >= max(plan.steps(epoch, cursor) for plan in self._plans):
                 # A rank learns that the epoch has ended by asking for more.
                 more = [rank for rank, reader in enumerate(readers) if next(reader, None) is not None]
                 if more:
