@@ -141,8 +141,8 @@ def transfer() -> Iterator[Row]:
 def epochs(kind: Any, dataset: Dataset[Any], count: int) -> tuple[float, ...]:
     """Return the milliseconds per epoch of several in a row, each of ten batches by four new workers.
 
-    Our workers end in the background. After the last epoch this is waited for, but not counted, so that it does not slow
-    the rival's run; before that it overlaps the next epoch.
+    Our workers end in the background. After the last epoch this is waited for, but not counted, so that it does not
+    slow the rival's run; before that it overlaps the next epoch.
     """
     start = time.perf_counter()
     for _ in range(count):

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from benchmarks.ray_here import CPUS, PLANES, WORKERS, missing, on_ray, ray_here
 from benchmarks.rows import Row, compared
 from headrace import RayExecutor
-from headrace.executors.ray.idle import BENCH
+from headrace.executors.ray.idle import IDLE_ACTORS
 
 KILLS, NODE_KILLS = 10, 5
 
@@ -68,7 +68,7 @@ class Stream:
             longest, began = max(longest, now - began), now
         return longest * 1e3
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Read on until all workers, and no others, have just taken part."""
         while len(set(self._recent)) < WORKERS:
             self._next()
@@ -90,9 +90,9 @@ def killed(executor: RayExecutor, task_s: float) -> list[tuple[float, float]]:
     stream = Stream(iter(on_ray(Timed(task_s), 1, executor, seed=0)))
     gaps = []
     for _ in range(KILLS):
-        stream.settle()
+        stream.complete()
         before = stream.longest()
-        stream.settle()
+        stream.complete()
         gaps.append((stream.longest(lambda: os.kill(stream.due(), signal.SIGKILL)), before))
     return gaps
 
@@ -104,9 +104,9 @@ def node_killed(cluster: Any, executor: RayExecutor, task_s: float) -> list[tupl
     for _ in range(NODE_KILLS):
         node = cluster.add_node(num_cpus=CPUS, resources={"seat": WORKERS // 2})
         stream = Stream(iter(on_ray(Timed(task_s), 1, executor, seed=0)))
-        stream.settle()
+        stream.complete()
         before = stream.longest()
-        stream.settle()
+        stream.complete()
         kill = threading.Thread(target=cluster.remove_node, args=(node,), kwargs={"allow_graceful": False})
         gaps.append((stream.longest(kill.start), before))
         kill.join()
@@ -124,7 +124,7 @@ def ray_recovery() -> Iterator[Row]:
         for plane, executor in PLANES.items():
             name = f"a batch after a worker's kill, {WORKERS} of {task_s * 1e3:.0f} ms, {plane}"
             yield from rows(name, killed(executor, task_s))
-    BENCH.clear()
+    IDLE_ACTORS.clear()
     ray.shutdown()
     cluster = importlib.import_module("ray.cluster_utils").Cluster(
         initialize_head=True, head_node_args={"num_cpus": CPUS, "resources": {"seat": WORKERS // 2}}

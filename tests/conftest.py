@@ -13,13 +13,19 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
 
-from headrace.executors.ray.idle import BENCH
+from headrace.executors.ray.idle import IDLE_ACTORS
 from rays import is_rays, ray_actors, ray_runs
 from scheduling import RAY, RayApart, group_of
+from scripts import ScriptServer
 from waiting import LIMIT_S, wait_for_reapers, wait_until
 
-HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one each for the life of the test run
+settings.register_profile("headrace", deadline=None, derandomize=True)  # a busy machine breaks any deadline
+settings.load_profile("headrace")
+
+SERVERS: set[int] = set()
+"""Processes of tests' own that serve the whole run."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,6 +39,15 @@ def _standing_helpers() -> None:
         forkserver.ensure_running()
 
 
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[ScriptServer]:
+    """Start what scripts are forked from."""
+    server = ScriptServer()
+    SERVERS.add(server.pid)
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _standing_objects() -> None:
     """Keep what stands already out of each test's collection of garbage, which would take a tenth of a second."""
@@ -41,8 +56,8 @@ def _standing_objects() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that what
-    imports what makes a process large, plans' tests and integrations."""
+    """Run what needs Ray last, since no worker should be forked from a process full of its threads; before that plans'
+    tests and integrations, which import much: forking a large process takes long."""
     large = ("plan", "integrations")
     items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name in large))
     for item in items:
@@ -76,53 +91,74 @@ def ray_here() -> Iterator[None]:
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("ray"):
         request.getfixturevalue("ray_here")
-    before = _held()
+    last, descriptors, shared = _last_process(), _descriptors(), _shared_memory()
     yield
     gc.collect()
     wait_for_reapers()
     if request.node.get_closest_marker("ray"):
-        wait_until(lambda: len(ray_actors()) <= len(BENCH._idle))
-    children = [child for child in psutil.Process().children(recursive=True) if not _is_helper(child)]
-    _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
-    assert not alive, f"processes left behind: {alive}"
+        wait_until(lambda: len(ray_actors()) <= len(IDLE_ACTORS._idle))
+    if not last or _last_process() != last:
+        _, alive = psutil.wait_procs(_children(), timeout=LIMIT_S)
+        assert not alive, f"processes left behind: {alive}"
     with suppress(AssertionError):
-        wait_until(lambda: not _held() - before, 2)  # others who test here have shared memory for moments, too
-    left = _held() - before
-    assert not left, f"left behind: {dict(left)}"
+        wait_until(lambda: not _descriptors() - descriptors)
+    assert not (left := _descriptors() - descriptors), f"descriptors left behind: {dict(left)}"
+    made = {name for name in _shared_memory() - shared if not _is_a_stranger_s(name)}
+    with suppress(AssertionError):  # the files of other test runs go in their own time
+        wait_until(lambda: not made & _shared_memory())
+    assert not (made & _shared_memory()), f"shared memory left behind: {made & _shared_memory()}"
 
 
-def _is_helper(process: psutil.Process) -> bool:
+def _last_process() -> str:
+    """Return the number of the process or thread that the system started last, of whoever's; "" if it does not tell."""
     try:
-        return any(name in part for part in process.cmdline() for name in HELPERS) or is_rays(process)
+        return Path("/proc/loadavg").read_text().split()[-1]
+    except OSError:
+        return ""
+
+
+def _children() -> list[psutil.Process]:
+    """Return the processes that were started from here, but those that serve the whole run."""
+    servers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid, *SERVERS}
+    started = psutil.Process().children(recursive=True)
+    return [child for child in started if child.pid not in servers and not _is_rays(child)]
+
+
+def _is_rays(process: psutil.Process) -> bool:
+    try:
+        return is_rays(process)
     except psutil.NoSuchProcess:
         return True
 
 
-def _held() -> Counter[str]:
-    """Count the descriptors that can leak between processes, and the shared memory files, by kind."""
+def _descriptors() -> Counter[str]:
+    """Count the open descriptors that can leak between processes, by kind."""
     held: Counter[str] = Counter()
-    ray = ray_runs()
     if not sys.platform.startswith("linux"):
         return held
-    for descriptor in Path("/proc/self/fd").iterdir():
+    kinds = () if ray_runs() else ("socket", "pipe", "anon_inode")  # Ray connects and disconnects as it likes
+    for descriptor in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(descriptor)
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
         except FileNotFoundError:  # the one that lists the folder
             continue
         kind = target.split(":")[0]
-        if ray and kind in ("socket", "pipe", "anon_inode"):  # Ray connects and disconnects as it likes
-            continue
-        if kind in ("socket", "pipe", "anon_inode") or target.startswith(("/memfd", "/dev/shm")):
+        if kind in kinds or target.startswith(("/memfd", "/dev/shm")):
             held[kind] += 1
-    held["/dev/shm"] += len([path for path in Path("/dev/shm").glob("torch_*") if not _is_a_stranger_s(path)])
-    held["/dev/shm"] += len(list(Path("/dev/shm").glob("psm_*")))
     return held
 
 
-def _is_a_stranger_s(path: Path) -> bool:
-    """Tell whether a file of torch's is that of a process that lives, and was not started here: others test, too."""
+def _shared_memory() -> set[str]:
+    """Return the names of torch's and Python's shared memory files."""
+    names = os.listdir("/dev/shm") if sys.platform.startswith("linux") else []
+    return {name for name in names if name.startswith(("torch_", "psm_"))}
+
+
+def _is_a_stranger_s(name: str) -> bool:
+    """Tell whether a file is torch's, of a process that lives and was not started here: others test, too."""
+    kind, number, *_ = name.split("_")
     try:
-        creator = psutil.Process(int(path.name.split("_")[1]))
+        creator = psutil.Process(int(number)) if kind == "torch" else psutil.Process()
         return os.getpid() not in [creator.pid, *(parent.pid for parent in creator.parents())]
     except psutil.NoSuchProcess:
         return False

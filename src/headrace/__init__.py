@@ -1,6 +1,7 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
-from headrace.datasets.deferred import Deferred, PackedList
+from headrace.datasets.deferred import Deferred
+from headrace.datasets.packed_list import PackedList
 from headrace.errors import (
     ClusterUnavailable,
     DeliveryTimeout,

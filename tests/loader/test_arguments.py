@@ -1,27 +1,18 @@
-"""Every argument of every public class: what is wrong is refused by name and value, what has no effect is named."""
+"""Every argument of the loader: what is wrong is refused by name and value, what has no effect is named."""
 
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-import headrace
 from headrace import (
     Balanced,
     DataLoader,
-    Deferred,
-    Executor,
     InlineExecutor,
-    Order,
-    PackedList,
-    Plan,
     ProcessExecutor,
     RayExecutor,
     Sequential,
@@ -32,82 +23,11 @@ from headrace import (
     World,
 )
 from headrace.testing import FakeDataset
+from loader.argument_cases import AsTorch, Case, Ignored, InBulk, Numbers, Unsized, Wrong, arguments
 from parity_tools import LOADERS, Raised, attempt, same, seed_everything
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
-
-class Numbers(IterableDataset[int]):
-    """0, 1, 2."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-class Unsized:
-    """Sample i is i, for every i."""
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class InBulk:
-    """Sample i is i, asked for in lists."""
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return indices
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """A value that is refused at construction.
-
-    Attributes:
-        value: Which.
-        error: The error's type.
-        text: What it says; by default the argument's name and the value.
-        beside: Other arguments.
-    """
-
-    value: Any
-    error: type[Exception]
-    text: str = ""
-    beside: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Ignored:
-    """A value without effect beside other arguments: a warning names it, when the loader is made.
-
-    Attributes:
-        value: Which.
-        beside: The other arguments.
-        text: What the warning says; by default the argument's name, and that it is ignored.
-    """
-
-    value: Any
-    beside: dict[str, Any]
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class AsTorch:
-    """A value that torch judges: it raises what torch raises, there or earlier, or gives the same batch.
-
-    Attributes:
-        value: Which.
-        beside: Other arguments.
-        text: What headrace's own error says; "" where it is torch's, to the letter.
-    """
-
-    value: Any
-    beside: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
-
-
-Case = Wrong | Ignored | AsTorch
-
-FLAG = "is not allowed: expected True or False"
 SAMPLER = {"sampler": [1, 0]}
 OWN_BATCHES = {"batch_sampler": [[1, 0]]}
 TWO_WORKERS = {"num_workers": 2}
@@ -245,102 +165,6 @@ LOADER: dict[str, list[Case]] = {
     ],
 }  # fmt: skip
 
-PLAN = {"order": Shuffled(), "length": 5}
-OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
-    Sequential: ({}, {}),
-    Shuffled: ({}, {}),
-    Subset: (
-        {"indices": [1]},
-        {
-            "indices": [
-                Wrong([], ValueError, "indices is empty: expected a non-empty sequence of integers"),
-                Wrong([[1], [2]], ValueError, r"indices of shape \(2, 1\) is not allowed: expected a non-empty"),
-                Wrong([[1], [2, 3]], ValueError, "indices is not allowed: expected a non-empty sequence"),
-                Wrong(5, TypeError),
-                Wrong((one for one in [1]), TypeError, "indices=<generator .* is not allowed: .* got generator"),
-                Wrong({1, 2}, TypeError, r"indices=\{1, 2\} is not allowed: expected a non-empty sequence"),
-                Wrong([1.5], TypeError, "indices of dtype float64 are not allowed"),
-                Wrong([True], TypeError, "indices of dtype bool are not allowed"),
-                Wrong([3, -1], ValueError, "indices=-1 is not allowed"),
-            ],
-            "shuffle": [*(Wrong(value, TypeError, f"shuffle={value!r} {FLAG}") for value in ("yes", 1, None))],
-        },
-    ),
-    Weighted: (
-        {"weights": [1.0]},
-        {
-            "weights": [
-                Wrong([], ValueError, "weights is empty: expected a non-empty sequence of numbers"),
-                Wrong([[1.0]], ValueError, r"weights of shape \(1, 1\) is not allowed"),
-                Wrong(1.0, TypeError),
-                Wrong(["a"], TypeError, "weights of dtype <U1 are not allowed"),
-                Wrong([1.0, -1.0], ValueError, r"weights\[1\]=-1\.0 is not allowed"),
-                Wrong([0, 0], ValueError, "weights are all zero: expected at least one weight > 0"),
-            ],
-            "num_samples": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
-        },
-    ),
-    Balanced: (
-        {"labels": [0, 1]},
-        {
-            "labels": [
-                Wrong([], ValueError, "labels is empty: expected a non-empty sequence, one label a sample"),
-                Wrong([[0]], ValueError, r"labels of shape \(1, 1\) is not allowed"),
-                Wrong(3, TypeError),
-                Wrong([0, float("nan")], ValueError, r"labels\[1\]='nan' is not allowed"),
-                Wrong([1, "a", object()], TypeError, "labels cannot be put in order"),
-            ],
-            "length": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
-        },
-    ),
-    InlineExecutor: ({}, {}),
-    ThreadExecutor: ({}, {}),
-    ProcessExecutor: ({}, {}),
-    RayExecutor: (
-        {},
-        {
-            "address": [Wrong(7, TypeError)],
-            "num_cpus": [Wrong(-1, ValueError), Wrong("1", TypeError), Wrong(True, TypeError)],
-            "resources": [Wrong([1], TypeError), Wrong("gpu", TypeError)],
-            "scheduling_strategy": [],  # anything that Ray takes, or will
-            "label_selector": [Wrong("zone", TypeError)],
-            "runtime_env": [Wrong("env", TypeError)],
-            "hedge": [Wrong("yes", TypeError), Wrong(1, TypeError)],
-            "shared_memory": [Wrong(None, TypeError)],
-            "start_timeout_s": [Wrong(0, ValueError), Wrong("60", TypeError)],
-            "idle_s": [Wrong(-1, ValueError), Wrong(float("nan"), ValueError), Wrong(None, TypeError)],
-        },
-    ),
-    World: (
-        {},
-        {
-            "rank": [Wrong(-1, ValueError), Wrong(1, ValueError), Wrong("0", TypeError), Wrong(0.0, TypeError)],
-            "size": [Wrong(0, ValueError), Wrong("2", TypeError), Wrong(True, TypeError)],
-        },
-    ),
-    Plan: (
-        PLAN,
-        {
-            "order": [Wrong("shuffled", TypeError), Wrong(None, TypeError)],
-            "length": [Wrong(0, ValueError, r"len\(dataset\)=0"), Wrong("5", TypeError, r"len\(dataset\)='5'")],
-            "batch_size": [Wrong(0, ValueError), Wrong(None, TypeError)],
-            "world": [Wrong((0, 2), TypeError), Wrong(None, TypeError)],
-            "tail": [Wrong("wrap", ValueError), Wrong(None, ValueError)],
-            "seed": [Wrong(-1, ValueError), Wrong(None, TypeError)],
-            "in_runs": [Wrong("yes", TypeError)],
-        },
-    ),
-    Deferred: (
-        {"factory": list},
-        {
-            "factory": [Wrong(7, TypeError), Wrong(lambda one: one, TypeError, "factory=<function .* is not allowed")],
-            "length": [Wrong(-1, ValueError), Wrong("5", TypeError)],
-            "iterable": [Wrong("yes", TypeError), Wrong(None, TypeError)],
-        },
-    ),
-    PackedList: ({}, {"items": [Wrong(7, TypeError), Wrong(None, TypeError)]}),
-}
-
 
 def cases_of(kind: type) -> list[Any]:
     return [
@@ -351,20 +175,9 @@ def cases_of(kind: type) -> list[Any]:
     ]
 
 
-def arguments(dataset: Any = None, **options: Any) -> dict[str, Any]:
-    return {"dataset": FakeDataset(5) if dataset is None else dataset, **options}
-
-
 def test_no_argument_is_missing() -> None:
     assert LOADER.keys() == inspect.signature(DataLoader.__init__).parameters.keys() - {"self"}
     assert all(LOADER.values())
-    for made, (_, rows) in OTHERS.items():
-        assert list(rows) == list(inspect.signature(made).parameters), made
-        assert all(cases for name, cases in rows.items() if name != "scheduling_strategy"), made
-    public = [getattr(headrace, name) for name in headrace.__all__]
-    kinds = (Order, Executor, World, Plan, Deferred, PackedList)
-    made = {one for one in public if isinstance(one, type) and issubclass(one, kinds)} - {Order, Executor}
-    assert made == OTHERS.keys()
 
 
 @pytest.mark.parametrize(("name", "case"), cases_of(Wrong))
@@ -402,93 +215,3 @@ def test_an_argument_that_torch_judges(name: str, case: AsTorch) -> None:
     with pytest.raises(TypeError, match=case.text):
         DataLoader(**given)
     return None
-
-
-@pytest.mark.parametrize(
-    ("made", "name", "case"),
-    [
-        pytest.param(made, name, case, id=f"{made.__name__}-{name}-{index}")
-        for made, (_, rows) in OTHERS.items()
-        for name, cases in rows.items()
-        for index, case in enumerate(cases)
-    ],
-)
-def test_a_wrong_argument(made: Callable[..., Any], name: str, case: Wrong) -> None:
-    with pytest.raises(case.error, match=case.text or re.escape(f"{name}={case.value!r} is not allowed")):
-        made(**OTHERS[made][0] | {name: case.value})
-
-
-# What is known only when iteration begins.
-
-SPLIT = "distributed=False says that it is meant"
-IN_A_WORLD: dict[str, tuple[dict[str, Any], str]] = {
-    "a random sampler": ({"sampler": RandomSampler(range(5))}, f"what its RandomSampler draws.*{SPLIT}"),
-    "a sequential sampler": ({"sampler": SequentialSampler(range(5))}, "what its SequentialSampler draws"),
-    "a subset": ({"sampler": torch.utils.data.SubsetRandomSampler([1])}, "what its SubsetRandomSampler draws"),
-    "weights": ({"sampler": torch.utils.data.WeightedRandomSampler([1.0], 1)}, "WeightedRandomSampler draws.*Weighted"),
-    "batches": ({"batch_sampler": BatchSampler(RandomSampler(range(5)), 2, False)}, "what its RandomSampler draws"),
-    "no batches": ({"sampler": RandomSampler(range(5)), "batch_size": None}, "what its RandomSampler draws"),
-    "a stream": ({"dataset": Numbers()}, "an IterableDataset is read as it is on every rank"),
-    "a seeded stream": ({"dataset": Numbers(), "seed": 1}, "an IterableDataset is read as it is on every rank"),
-    "a generator": ({"generator": torch.Generator()}, "generator is ignored: 2 ranks split the epoch.*Pass seed="),
-    "a generator and a dealt stream": (
-        {"dataset": Numbers(), "distributed": True, "generator": torch.Generator()},
-        "generator is ignored: 2 ranks split the epoch",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", IN_A_WORLD)
-def test_several_ranks_are_told_once_what_has_no_effect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options, text = IN_A_WORLD[name]
-    loader = DataLoader(**arguments(**options))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(loader)  # alone there is nothing to tell
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.warns(UserWarning, match=text) as caught:
-        _ = [list(loader) for _ in range(2)]
-    told = [one for one in caught if not str(one.message).startswith("RANK=1")]  # there is no group
-    assert len(told) == 1
-    assert {one.filename for one in caught} == {__file__}
-
-
-class Unknown(RandomSampler):
-    """May split itself."""
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sampler": torch.utils.data.DistributedSampler(range(5), 2, 0)},
-        {"sampler": RandomSampler(range(5)), "distributed": False},
-        {"sampler": Unknown(range(5))},
-        {"sampler": [0, 1]},
-        {"batch_sampler": [[0, 1]]},
-        {"batch_sampler": BatchSampler(torch.utils.data.DistributedSampler(range(5), 2, 0), 2, False)},
-        {"shuffle": True, "generator": torch.Generator(), "distributed": False},
-        {"sampler": [0, 1], "generator": torch.Generator()},
-        {"shuffle": True, "seed": 1},
-        {"order": Weighted([1.0] * 5), "shuffle": True},
-        {"order": Subset([1, 2, 3]), "shuffle": True},
-        {"order": Subset([1, 2, 3]), "shuffle": False},
-        {"order": Sequential(), "shuffle": False},
-        {"seed": 0, "worker_init_fn": print, "in_order": False},
-        {"executor": "inline", "worker_init_fn": print, "in_order": False},
-        {"dataset": range(5), "executor": "thread", "num_workers": 2, "persistent_workers": True, "timeout": 60},
-        {"dataset": Numbers(), "distributed": True, "tail": "exact"},
-        {"distributed": False, "tail": "exact"},
-    ],
-    ids=lambda options: "-".join(map(str, options)),
-)
-def test_what_has_an_effect_is_not_warned_about(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        warnings.filterwarnings("ignore", "RANK=1 and WORLD_SIZE=2")  # there is no group
-        loader = DataLoader(**arguments(**options))
-        list(loader)
-        loader._iterator = None

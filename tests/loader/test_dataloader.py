@@ -1,25 +1,17 @@
 """The loader under a plan: modes, shares, epochs, lengths."""
 
 import warnings
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
-    Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
-    StackDataset,
-    TensorDataset,
 )
-from torch.utils.data import Subset as TorchSubset
 
 from headrace import Balanced, DataLoader, Sequential, Shuffled, Subset, Weighted, World
 from headrace.testing import FakeDataset, ManualExecutor
@@ -33,17 +25,6 @@ def indices(loader: Any) -> list[list[int]]:
 def world_indices(size: int, **options: Any) -> list[list[list[int]]]:
     """What each rank of a world reads in one epoch."""
     return [indices(DataLoader(FakeDataset(11), distributed=World(rank, size), **options)) for rank in range(size)]
-
-
-@pytest.fixture
-def group_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make the environment that of one rank of a launched world."""
-
-    def launch(rank: int, size: int) -> None:
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", str(size))
-
-    return launch
 
 
 # Modes
@@ -268,195 +249,3 @@ def test_own_arguments_are_kept_as_given() -> None:
     loader = DataLoader(FakeDataset(3), seed=1, order=order, distributed=True, tail="exact", executor="inline")
     kept = {name: vars(loader)[name] for name in ("seed", "order", "distributed", "tail", "executor")}
     assert kept == {"seed": 1, "order": order, "distributed": True, "tail": "exact", "executor": "inline"}
-
-
-# Randomness
-
-
-class Bulk(FakeDataset):
-    """A user's dataset that fetches several samples at once."""
-
-    def __getitems__(self, wanted: list[int]) -> list[Any]:
-        return [self[index] for index in wanted]
-
-
-def draws(dataset: Dataset[Any], **options: Any) -> dict[int, float]:
-    """Each sample's random draw in one epoch over a world of one."""
-    loader = DataLoader(dataset, shuffle=True, seed=3, collate_fn=list, **options)
-    return {
-        sample["index"]: sample["torch"] + sample["random"] + sample["numpy"] for batch in loader for sample in batch
-    }
-
-
-def test_draws_do_not_depend_on_batch_size_workers_or_world() -> None:
-    expected = draws(FakeDataset(11))
-    assert len(set(expected.values())) == 11
-    assert draws(FakeDataset(11), batch_size=4) == expected
-    assert draws(FakeDataset(11), batch_size=3, num_workers=2) == expected
-    parts = [draws(FakeDataset(11), batch_size=2, distributed=World(rank, 3), tail="exact") for rank in range(3)]
-    assert parts[0] | parts[1] | parts[2] == expected
-
-
-def test_torchs_wrappers_are_looked_through() -> None:
-    expected = draws(FakeDataset(11))
-    assert draws(TorchSubset(FakeDataset(11), range(11)), batch_size=4) == expected
-    assert draws(ConcatDataset([FakeDataset(11)]), batch_size=4) == expected
-    stacked = StackDataset(FakeDataset(11))
-    loader = DataLoader(stacked, shuffle=True, seed=3, collate_fn=list, batch_size=4)
-    assert {
-        one["index"]: one["torch"] + one["random"] + one["numpy"] for batch in loader for (one,) in batch
-    } == expected
-
-
-def test_bulk_datasets_draw_per_batch() -> None:
-    assert draws(Bulk(11), batch_size=4) == draws(Bulk(11), batch_size=4, num_workers=2)
-    assert draws(Bulk(11), batch_size=4) != draws(FakeDataset(11), batch_size=4)
-    assert draws(TorchSubset(Bulk(11), range(11)), batch_size=4) == draws(Bulk(11), batch_size=4)
-
-
-def test_repeats_of_a_sample_draw_anew() -> None:
-    loader = DataLoader(FakeDataset(2), order=Weighted([1, 0], num_samples=5), seed=3, batch_size=5)
-    batch = next(iter(loader))
-    assert batch["index"].tolist() == [0] * 5
-    assert len(set(batch["torch"].tolist())) == 5
-
-
-def test_collation_is_seeded_too() -> None:
-    def noisy(samples: list[Any]) -> float:
-        return torch.rand(()).item()
-
-    one = list(DataLoader(FakeDataset(11), batch_size=2, seed=3, collate_fn=noisy))
-    assert list(DataLoader(FakeDataset(11), batch_size=2, seed=3, collate_fn=noisy, num_workers=2)) == one
-    assert len(set(one)) == len(one)
-
-
-def test_samples_differ_between_epochs_and_seeds() -> None:
-    loader = DataLoader(TensorDataset(torch.arange(3)), seed=1, collate_fn=lambda _: torch.rand(()).item())
-    assert list(loader) != list(loader)
-
-
-# Iterable datasets
-
-
-class Numbers(IterableDataset[int]):
-    """0 … 10."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(11))
-
-    def __len__(self) -> int:
-        return 11
-
-
-class Noise(IterableDataset[float]):
-    """Five random numbers."""
-
-    def __iter__(self) -> Iterator[float]:
-        return (torch.rand(()).item() for _ in range(5))
-
-
-def test_streams_are_split_only_on_demand(group_of: Any) -> None:
-    group_of(1, 4)
-    with pytest.warns(UserWarning, match="distributed=False to say so.* reads the whole of it: pass distributed=True"):
-        assert [number for (number,) in DataLoader(Numbers())] == list(range(11))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(DataLoader(Numbers(), distributed=False))) == 11
-    with pytest.warns(UserWarning, match="RANK=1 and WORLD_SIZE=4") as caught:
-        assert [number.item() for number in DataLoader(Numbers(), distributed=True, tail="exact")] == [1, 5, 9]
-    assert len(caught) == 1
-
-
-def test_an_environment_without_a_group_is_told_of_once(group_of: Any) -> None:
-    """A child of a rank inherits the variables, and would read a share of the data without a word."""
-    group_of(0, 4)
-    loader = DataLoader(FakeDataset(8))
-    said = r"RANK=0 and WORLD_SIZE=4 are set and no process group .* share 0 of 4 .* distributed=False"
-    with pytest.warns(UserWarning, match=said) as caught:
-        assert indices(loader) == indices(loader) == [[0], [4]]
-    assert [str(one.message).partition(" ")[0] for one in caught] == ["RANK=0"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(DataLoader(FakeDataset(8), distributed=False))) == 8
-        assert len(list(DataLoader(FakeDataset(8), distributed=World(0, 4)))) == 2
-        assert len(list(DataLoader(FakeDataset(8), sampler=[3, 1]))) == 2, "which nobody splits"
-        group_of(0, 1)
-        assert len(list(DataLoader(FakeDataset(8)))) == 8
-
-
-def test_a_group_is_believed_whatever_the_environment_says(group_of: Any) -> None:
-    group_of(0, 4)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert len(list(DataLoader(FakeDataset(8)))) == 8
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("tail", "shares"),
-    [
-        ("exact", [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7]]),
-        ("drop", [[0, 4], [1, 5], [2, 6], [3, 7]]),
-        ("pad", [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 3]]),
-    ],
-)
-def test_a_split_stream(tail: Any, shares: list[list[int]]) -> None:
-    for rank in range(4):
-        loader = DataLoader(Numbers(), batch_size=None, distributed=World(rank, 4), tail=tail)
-        assert list(loader) == list(loader) == shares[rank]
-        batched = DataLoader(Numbers(), batch_size=2, distributed=World(rank, 4), tail=tail)
-        assert len(list(batched)) == len(batched) == (len(shares[rank]) + 1) // 2
-
-
-def test_a_stream_shorter_than_the_world() -> None:
-    shares = [
-        list(DataLoader(Numbers(), batch_size=None, distributed=World(rank, 13), tail="pad")) for rank in range(13)
-    ]
-    assert shares == [[rank] for rank in range(11)] + [[0], [0]]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_seeded_stream(workers: int) -> None:
-    loader = DataLoader(Noise(), batch_size=None, seed=3, num_workers=workers)
-    first, second = list(loader), list(loader)
-    assert first != second
-    torch.rand(1)
-    again = DataLoader(Noise(), batch_size=None, seed=3)
-    assert [list(again), list(again)] == [first, second]
-
-
-def test_a_seeded_stream_that_is_abandoned_starts_again() -> None:
-    loader = DataLoader(Noise(), batch_size=None, seed=3)
-    first = next(iter(loader))
-    with pytest.warns(UserWarning, match="epoch 0 was abandoned after 1 batches"):
-        assert next(iter(loader)) == first
-
-
-def test_a_split_stream_is_the_same_stream_on_every_rank() -> None:
-    whole = list(DataLoader(Noise(), batch_size=None, seed=3, distributed=World(0, 1)))
-    parts = [list(DataLoader(Noise(), batch_size=None, seed=3, distributed=World(r, 2), tail="exact")) for r in (0, 1)]
-    assert [parts[place % 2][place // 2] for place in range(5)] == whole
-
-
-class Odd(FakeDataset):
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if index % 2:
-            raise OSError("no such file")
-        return super().__getitem__(index)
-
-
-def test_replacing_broken_samples_is_a_matter_of_positions() -> None:
-    """So the loader follows a plan, with a seed that is drawn if none is given."""
-    runs = []
-    for _ in range(2):
-        torch.manual_seed(4)
-        loader = DataLoader(Odd(9), on_error="replace", batch_size=2)
-        assert loader.on_error == "replace"
-        runs.append([(batch["index"].tolist(), batch["torch"].tolist()) for batch in loader])
-        assert [one.position for one in loader.stats().replacements] == [1, 3, 5, 7]
-    assert runs[0] == runs[1]
-    with pytest.raises(OSError, match="no such file"):
-        list(DataLoader(Odd(9), batch_size=2))

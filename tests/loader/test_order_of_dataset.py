@@ -1,5 +1,6 @@
 """An order that the dataset brings: heeded with shuffle=True alone, and then under a plan."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -65,7 +66,9 @@ def test_a_sampler_wins() -> None:
     assert [batch.tolist() for batch in loader] == [[3, 1]]
 
 
-@pytest.mark.parametrize("order", ["by date", Shuffled, lambda: None, [2, 1]], ids=repr)
+@pytest.mark.parametrize(
+    "order", ["by date", Shuffled, lambda: None, [2, 1]], ids=["a name", "a type", "a function", "a list"]
+)
 def test_what_is_no_order_is_left_alone(order: Any) -> None:
     assert order_of(DataLoader(Bringing(order), 2, shuffle=True)) is None
     assert order_of(DataLoader(Bringing(order), 2, shuffle=True, seed=0)) == Shuffled()
@@ -98,6 +101,18 @@ def test_a_deferred_brings_the_order_that_it_was_given() -> None:
     dataset = Deferred(Bringing, LENGTH, order=order)
     assert order_of(DataLoader(dataset, 2, shuffle=True)) is order
     assert dataset.built_here is None, "the order is known without building"
+
+
+def test_a_deferred_keeps_its_order_when_it_is_pickled() -> None:
+    dataset = pickle.loads(pickle.dumps(Deferred(Bringing, LENGTH, order=Shuffled())))
+    assert dataset.order == Shuffled()
+
+
+def test_a_deferred_refuses_what_is_no_order() -> None:
+    with pytest.raises(TypeError, match=r"order='by date' is not allowed: expected None or an Order.*got str"):
+        Deferred(Bringing, LENGTH, order="by date")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"order=Shuffled\(\) is not allowed: expected None with iterable=True"):
+        Deferred(BringingStream, iterable=True, order=Shuffled())
 
 
 @pytest.mark.parametrize("executor", ["inline", "process", "thread"])

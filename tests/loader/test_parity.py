@@ -24,7 +24,7 @@ from parity_tools import (
     two_epochs,
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -136,23 +136,23 @@ def test_iterable(cell):
     assert assert_parity(partial(make, cell), USES[cell["use"]])
 
 
-SPAWNED = [
-    ("lazy", "by 6", "drawing", "drawn", 2, 1),
-    ("uneven", "theirs", "mixed", "default", 1, 4),
-    ("shuffle", "unbatched", "bulk", "custom", 1, 2),
-    (None, "by 5", "sized", "default", 2, 2),
+AFRESH = [
+    ("spawn", "lazy", "by 6", "drawing", "drawn", 2, 1),
+    ("forkserver", "uneven", "theirs", "mixed", "default", 1, 4),
+    ("forkserver", "shuffle", "unbatched", "bulk", "custom", 1, 2),
+    ("spawn", None, "by 5", "sized", "default", 2, 2),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "batching", "dataset", "collate", "workers", "prefetch"), SPAWNED)
-def test_spawned(source, batching, dataset, collate, workers, prefetch):
+@pytest.mark.parametrize(("start_method", "source", "batching", "dataset", "collate", "workers", "prefetch"), AFRESH)
+def test_workers_that_start_afresh(start_method, source, batching, dataset, collate, workers, prefetch):
     cell = {
         **({} if source is None else {"source": source}),
         **{"batching": batching, "dataset": dataset, "collate": collate, "workers": workers, "prefetch": prefetch},
         **{"generator": True, "persistent": True, "init": source is not None},
     }
-    assert assert_parity(partial(make, cell, multiprocessing_context="spawn"), two_epochs)
+    assert assert_parity(partial(make, cell, multiprocessing_context=start_method), two_epochs)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

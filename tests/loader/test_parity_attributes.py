@@ -23,7 +23,7 @@ import parity_datasets as data
 from parity_tools import LOADERS, Raised, abandoned, assert_parity, attempt, interleaved, steps, three_epochs
 from waiting import wait_for_reapers
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -213,7 +213,7 @@ def test_abandoned_iterators_leave_no_process(count, persistent):
     held = [os.dup(worker.sentinel) for worker in iterator._workers]
     del iterator, loader
     for sentinel in held:
-        assert connection.wait([sentinel], timeout=10) == [sentinel]
+        assert connection.wait([sentinel], timeout=60) == [sentinel]
         os.close(sentinel)
     assert len(held) == 2
     assert child_count() == 0

@@ -26,7 +26,7 @@ from parity_tools import (
     two_epochs,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 class Unsized:

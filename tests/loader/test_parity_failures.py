@@ -14,10 +14,11 @@ import torch
 
 import parity_datasets as data
 from headrace import DataLoader
+from headrace.executors.process import peer
 from parity_tools import LOADERS, Raised, assert_parity, attempt, steps
 from waiting import wait_for_reapers
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 MAP, STREAM = data.Drawing(), data.Stream()
 
@@ -270,7 +271,8 @@ def test_a_timeout_is_survived():
 
 
 @pytest.mark.slow
-def test_a_blocked_worker_is_ended():
+def test_a_blocked_worker_is_ended(monkeypatch):
+    monkeypatch.setattr(peer, "GRACE_S", 0.2)
     read_end, write_end = os.pipe()
     iterator = iter(LOADERS[1](Blocked(read_end), 3, num_workers=2, timeout=1))
     children = multiprocessing.active_children()

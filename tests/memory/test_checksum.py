@@ -83,7 +83,7 @@ def test_it_is_the_same_in_every_process() -> None:
         "import torch; from headrace.memory.checksum import checksum;"
         "print(checksum({'name': 'shard-3', 'numbers': [1, 2], 'bytes': b'123', 'tensor': torch.arange(3.0)}))"
     )
-    done = subprocess.run([sys.executable, "-c", job], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", job], capture_output=True, text=True, timeout=180, check=True)
     assert int(done.stdout) == checksum(batch)
 
 

@@ -272,7 +272,7 @@ def test_freed_memory_is_reused_rather_than_faulted_in_anew() -> None:
         "    del batch\n"
         "print(faults[2] - faults[1])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180, check=True)
     assert int(done.stdout) < 1_000  # of 9,400 pages
 
 
@@ -295,7 +295,7 @@ def test_the_system_s_shared_memory_folder_is_not_needed(tmp_path: Path, options
         ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" "$@"', sys.executable, "-W", "ignore", str(script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
     assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)

@@ -55,7 +55,7 @@ def interrupted_once(loader: DataLoader[Any], at: AtLine) -> None:
 def test_an_interrupt_at_any_line_tears_nothing(
     persistent: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"num_workers": 1, "persistent_workers": persistent, "timeout": 15, **options}
+    options = {"num_workers": 1, "persistent_workers": persistent, "timeout": 60, **options}
     interrupted_everywhere(options, 1 + 7 * persistent + 13 * len(options), STRIDE, monkeypatch)
 
 
@@ -65,7 +65,7 @@ def test_an_interrupt_at_any_line_tears_nothing(
     "options",
     [
         {"executor": "inline"},
-        {"executor": "thread", "num_workers": 2, "timeout": 15},
+        {"executor": "thread", "num_workers": 2, "timeout": 60},
         {"executor": "thread", "num_workers": 1, "persistent_workers": True},
     ],
     ids=["inline", "thread", "thread-persistent"],

@@ -19,7 +19,7 @@ from headrace import DataLoader, Plan, Sequential, Shuffled, Weighted, World
 from headrace.plan.plan import SUBSTITUTES
 from headrace.testing import FakeDataset
 
-LIMIT_S = 20
+LIMIT_S = 60
 EVERYWHERE = [
     pytest.param({"num_workers": 0}, id="inline"),
     pytest.param({"num_workers": 1}, id="process"),

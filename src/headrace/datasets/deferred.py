@@ -1,128 +1,20 @@
-"""Helpers for the datasets that users write."""
+"""`Deferred`: a dataset that is built in the process that reads it."""
 
-import copyreg
 import inspect
-import io
 import os
-import pickle
 import threading
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset
 
-from headrace.errors import bad_type, check_flag, note, whole_number
+from headrace.errors import bad_type, bad_value, check_flag, note, whole_number
+from headrace.plan import Order
 from headrace.randomness import Generators, here
 from headrace.system.torch_threads import one_torch_thread
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class PackedList(Sequence[T_co]):
-    """A list that cannot be changed, its items pickled one after the other in one buffer.
-
-    A forked worker that reads a Python list writes a reference count into every object that it touches, and so copies
-    the list's memory page by page, in each worker. It never writes into this buffer, so that all forked workers read
-    the same memory; spawned workers map it rather than copy it.
-
-    Reading an item makes a new object each time, so that changes to it are not kept, and two items that were one object
-    are two. A slice is a view: it copies no item, and keeps the whole buffer alive. For anything but `list(packed)`,
-    equality is identity.
-
-    Args:
-        items: Anything picklable; a generator is read item by item, and no list is made of it.
-
-    Raises:
-        Exception: Whatever pickle raises for an item that cannot be pickled, with a note that gives its number.
-
-    Example:
-        >>> paths = PackedList(f"images/{number}.jpg" for number in range(1_000_000))
-        >>> paths[-1], len(paths[::10])
-        ('images/999999.jpg', 100000)
-    """
-
-    __slots__ = ("_bytes", "_numbers", "_offsets")
-    _bytes: memoryview
-    _offsets: memoryview
-    _numbers: range
-
-    def __init__(self, items: Iterable[T_co] = ()) -> None:
-        stream, offsets = io.BytesIO(), array("q", [0])
-        pickler = pickle.Pickler(stream, protocol=5)
-        pickler.dispatch_table = {**copyreg.dispatch_table, torch.Tensor: _reduce_tensor}
-        if not hasattr(type(items), "__iter__") and not hasattr(type(items), "__getitem__"):
-            bad_type("items", items, "an iterable of samples", "Pass a list or a generator.")
-        for number, item in enumerate(items):
-            try:
-                pickler.dump(item)
-            except Exception as error:
-                error.add_note(f"headrace: while packing item {number}, of type {type(item).__name__}")
-                raise
-            pickler.clear_memo()  # each item stands for itself
-            offsets.append(stream.tell())
-        self._bytes = stream.getbuffer()
-        self._offsets = memoryview(offsets)  # indexing it takes a third of the time that an array's takes
-        self._numbers = range(len(offsets) - 1)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> T_co: ...
-    @overload
-    def __getitem__(self, index: slice) -> "PackedList[T_co]": ...
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            number = self._numbers[index]
-        except IndexError:
-            raise IndexError(f"index {index} is out of range for a PackedList of {len(self)} items") from None
-        if isinstance(number, range):
-            return _over(self._bytes, self._offsets, number)
-        return pickle.loads(self._bytes[self._offsets[number] : self._offsets[number + 1]])
-
-    def __iter__(self) -> Iterator[T_co]:
-        for number in self._numbers:
-            yield pickle.loads(self._bytes[self._offsets[number] : self._offsets[number + 1]])
-
-    def __repr__(self) -> str:
-        return f"<PackedList of {len(self)} items>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Hand the buffer and the offsets to pickle as arrays; of a slice, only from its lowest to its highest item."""
-        numbers = self._numbers
-        low, high = sorted((numbers[0], numbers[-1])) if numbers else (0, -1)
-        offsets = np.asarray(self._offsets)[low : high + 2]
-        items = np.asarray(self._bytes)[offsets[0] : offsets[-1]]
-        rest = range(numbers.start - low, numbers.stop - low, numbers.step)
-        return _from_arrays, (items, offsets - offsets[0], rest)
-
-
-def _over(items: memoryview, offsets: memoryview, numbers: range) -> PackedList[Any]:
-    packed: PackedList[Any] = PackedList.__new__(PackedList)
-    packed._bytes, packed._offsets, packed._numbers = items, offsets, numbers
-    return packed
-
-
-def _from_arrays(items: NDArray[np.uint8], offsets: NDArray[np.int64], numbers: range) -> PackedList[Any]:
-    return _over(items.data, offsets.data, numbers)
-
-
-def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Pickle a tensor as an array where that says it all.
-
-    It is read in a tenth of the time, and a view takes only what it shows of its storage.
-    """
-    with suppress(TypeError, RuntimeError):  # a dtype, layout or device that numpy has not, or a gradient
-        if not tensor.__dict__:
-            return torch.from_numpy, (tensor.numpy(),)
-    return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
 
 
 class Deferred(Dataset[Any]):
@@ -146,23 +38,40 @@ class Deferred(Dataset[Any]):
             factory reads must be there, too.
         iterable: Whether the factory makes an `IterableDataset`. Then this is one, and has a `len()` only if `length`
             is given.
+        order: The order in which a loader with `shuffle=True` reads it, as if the dataset had an attribute `order`: the
+            loader does not build the dataset to look for one.
 
     Raises:
-        TypeError: `factory` cannot be called without arguments, or `length` is no integer; where it is read, the
-            factory returned something else than a dataset of that style.
-        ValueError: `length` is negative; where it is read, what was built has another length.
+        TypeError: `factory` cannot be called without arguments, `length` is no integer, or `order` is no `Order`; where
+            it is read, the factory returned something else than a dataset of that style.
+        ValueError: `length` is negative, or an iterable dataset got an `order`; where it is read, what was built has
+            another length.
 
     Example:
         >>> dataset = Deferred(partial(Images, "/local/images"), length=1_281_167)
         >>> loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
     """
 
-    def __new__(cls, factory: Callable[[], Any], length: int | None = None, *, iterable: bool = False) -> "Deferred":
+    def __new__(
+        cls,
+        factory: Callable[[], Any],
+        length: int | None = None,
+        *,
+        iterable: bool = False,
+        order: Order | None = None,
+    ) -> "Deferred":
         """Make one of the style that torch tells by its type."""
         stream = _Stream if length is None else _StreamOfLength
         return super().__new__(stream if iterable else _Map)
 
-    def __init__(self, factory: Callable[[], Any], length: int | None = None, *, iterable: bool = False) -> None:
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        length: int | None = None,
+        *,
+        iterable: bool = False,
+        order: Order | None = None,
+    ) -> None:
         try:
             with suppress(ValueError):  # some that are written in C do not tell
                 inspect.signature(factory).bind()
@@ -176,6 +85,13 @@ class Deferred(Dataset[Any]):
         self.factory = factory
         self.length = None if length is None else whole_number("length", length, fix=fix)
         self.iterable = iterable
+        if order is not None and not isinstance(order, Order):
+            bad_type(
+                "order", order, "None or an Order such as headrace.Shuffled()", "Leave it out for a plain shuffle."
+            )
+        if order is not None and iterable:
+            bad_value("order", order, "None with iterable=True", "An iterable dataset has no indices to put in order.")
+        self.order = order
         # By process: a forked one neither uses what it inherits, nor runs its destructors, nor waits for its lock.
         self._homes: dict[int, _Home] = {}
 
@@ -240,7 +156,7 @@ class Deferred(Dataset[Any]):
         return f"Deferred({getattr(made_by, '__qualname__', type(made_by).__qualname__)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Deferred, iterable=self.iterable), (self.factory, self.length)
+        return partial(Deferred, iterable=self.iterable, order=self.order), (self.factory, self.length)
 
 
 @dataclass(slots=True)

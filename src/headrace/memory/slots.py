@@ -314,11 +314,11 @@ class Loans:
                 os.close(descriptor)
 
 
-class Shelf:
-    """Memory of the rank's own, for batches that come from other machines; used again when the last view of it dies.
+class BufferPool:
+    """Memory of the rank's own for batches from other machines. A buffer is reused when the last view of it dies.
 
     Args:
-        spare: How many pieces that nobody uses are kept.
+        spare: How many unused buffers are kept.
     """
 
     def __init__(self, spare: int) -> None:
@@ -352,7 +352,7 @@ class Shelf:
         return memoryview(lease).cast("B")[:size]
 
     def sizes(self) -> list[int]:
-        """Return the sizes of the pieces, in bytes."""
+        """Return the sizes of the buffers, in bytes."""
         return [mapping.size for mapping, _ in list(self._pieces.values())]
 
 

@@ -17,7 +17,7 @@ from headrace.memory.slots import Ring
 from headrace.telemetry.stages import NO_TIMES
 from headrace.types import PlanTask
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 class Stub:

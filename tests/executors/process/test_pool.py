@@ -3,10 +3,9 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from pickle import PicklingError
@@ -28,15 +27,19 @@ from executors.contract_datasets import (
     refuse,
 )
 from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
+from headrace.executors.process import peer
 from headrace.executors.process import pool as process
-from waiting import LIMIT_S, wait_for_reapers
+from scripts import Script, ScriptServer
+from waiting import wait_for_reapers, wait_until_ended
 
 RANK = """
+    import multiprocessing
     import signal
     import sys
     from headrace import DataLoader
     from executors.contract_datasets import Squares
 
+    multiprocessing.set_forkserver_preload(["headrace"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     if __name__ == "__main__":
@@ -48,35 +51,34 @@ RANK = """
 """
 
 
-def start_rank(tmp_path: Path, then: str, start_method: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+Start = Callable[[str, str], tuple[Script, list[psutil.Process]]]
+
+
+@pytest.fixture
+def start_rank(scripts: ScriptServer, tmp_path: Path) -> Start:
     """Start a process with a loader that has delivered one batch; return it and its workers."""
-    script = tmp_path / "rank.py"
-    script.write_text(textwrap.dedent(RANK).format(then=then))
-    rank = subprocess.Popen(
-        [sys.executable, str(script), start_method],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
-    )
-    assert rank.stdout is not None
-    pids = rank.stdout.readline().split()
-    assert len(pids) == 2
-    workers = []
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):  # the rank may have ended, and its workers with it
-            workers.append(psutil.Process(int(pid)))
-    return rank, workers
+
+    def start(then: str, start_method: str) -> tuple[Script, list[psutil.Process]]:
+        script = tmp_path / "rank.py"
+        script.write_text(textwrap.dedent(RANK).format(then=then))
+        rank = scripts.start(script, start_method)
+        pids = rank.stdout.readline().split()
+        assert len(pids) == 2
+        workers = []
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):  # the rank may have ended, and its workers with it
+                workers.append(psutil.Process(int(pid)))
+        return rank, workers
+
+    return start
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-def test_workers_end_when_their_rank_is_killed(tmp_path: Path, start_method: str) -> None:
-    rank, workers = start_rank(tmp_path, "sys.stdin.read()", start_method)
+def test_workers_end_when_their_rank_is_killed(start_rank: Start, start_method: str) -> None:
+    rank, workers = start_rank("sys.stdin.read()", start_method)
     with rank:
         rank.kill()
-    _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
-    assert not alive
+    wait_until_ended(workers)
 
 
 @pytest.mark.parametrize(
@@ -88,31 +90,27 @@ def test_workers_end_when_their_rank_is_killed(tmp_path: Path, start_method: str
         pytest.param("os._exit(0)", None, id="exit without cleaning up"),
     ],
 )
-def test_a_rank_that_ends_takes_its_workers_along(tmp_path: Path, then: str, signal_number: int | None) -> None:
-    rank, workers = start_rank(tmp_path, f"import os; {then}", "fork")
+def test_a_rank_that_ends_takes_its_workers_along(start_rank: Start, then: str, signal_number: int | None) -> None:
+    rank, workers = start_rank(f"import os; {then}", "fork")
     with rank:
         if signal_number is not None:
-            rank.send_signal(signal_number)
-        rank.wait(LIMIT_S)
-        assert rank.stderr is not None
+            os.kill(rank.pid, signal_number)
+        rank.wait()
         complaints = rank.stderr.read()
-    _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
-    assert not alive
+    wait_until_ended(workers)
     assert complaints.count("Traceback") == (1 if "raise" in then or signal_number else 0), complaints
 
 
-def test_a_forked_copy_of_the_rank_does_not_keep_workers_alive(tmp_path: Path) -> None:
+def test_a_forked_copy_of_the_rank_does_not_keep_workers_alive(start_rank: Start) -> None:
     """A process that user code forks inherits every descriptor; the workers must not depend on it."""
     fork = "import os; print(os.getpid(), flush=True) if os.fork() else (sys.stdout.close(), sys.stdin.read())"
-    rank, workers = start_rank(tmp_path, f"{fork}; sys.stdin.read()", "fork")
+    rank, workers = start_rank(f"{fork}; sys.stdin.read()", "fork")
     with rank:
-        assert rank.stdout is not None
         rank.stdout.readline()
         copies = set(psutil.Process(rank.pid).children()) - set(workers)
         rank.kill()
         try:
-            _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
-            assert not alive
+            wait_until_ended(workers)
         finally:
             for copy in copies:
                 copy.kill()
@@ -157,7 +155,7 @@ def test_persistent_workers_that_died_are_replaced_at_the_next_epoch() -> None:
     assert next(iter(loader))["square"].shape == (3, 2)
 
 
-def test_a_death_is_noticed_where_children_are_ignored(tmp_path: Path) -> None:
+def test_a_death_is_noticed_where_children_are_ignored(scripts: ScriptServer, tmp_path: Path) -> None:
     """In a process of its own: nobody can wait for children then, multiprocessing included."""
     script = tmp_path / "ignoring.py"
     script.write_text(
@@ -167,10 +165,9 @@ def test_a_death_is_noticed_where_children_are_ignored(tmp_path: Path) -> None:
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "list(DataLoader(Deadly(signal.SIGKILL), num_workers=2, seed=0))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
-    assert "WorkerDied: DataLoader worker" in done.stderr
+    with scripts.start(script) as rank:
+        _, complaints = rank.communicate()
+    assert "WorkerDied: DataLoader worker" in complaints
 
 
 def test_an_exception_that_cannot_travel_keeps_its_reason() -> None:
@@ -178,7 +175,9 @@ def test_an_exception_that_cannot_travel_keeps_its_reason() -> None:
         next(iter(DataLoader(Secretive(), num_workers=1, seed=0)))
 
 
-def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_ends_at_once(tmp_path: Path) -> None:
+def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_ends_at_once(
+    scripts: ScriptServer, tmp_path: Path
+) -> None:
     script = tmp_path / "ending.py"
     script.write_text(
         textwrap.dedent("""
@@ -194,8 +193,8 @@ def test_workers_do_what_they_have_to_before_their_end_where_the_interpreter_end
         list(DataLoader(Squares(), num_workers=3, worker_init_fn=last_word, multiprocessing_context="fork"))
         """)
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    subprocess.run([sys.executable, str(script), str(tmp_path)], timeout=60, env=environment, check=True)
+    with scripts.start(script, str(tmp_path)) as rank:
+        assert rank.wait() == 0
     assert sorted(path.name for path in tmp_path.glob("worker *")) == ["worker 0", "worker 1", "worker 2"]
 
 
@@ -223,12 +222,15 @@ def test_a_finished_pool_needs_no_garbage_collector() -> None:
         gc.enable()
 
 
-def test_timeout(tmp_path: Path) -> None:
+def test_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "GRACE_S", 0.2)
     loader = DataLoader(Blocked(tmp_path / "pipe"), num_workers=1, timeout=0.3, seed=0)
     with pytest.raises(DeliveryTimeout, match=r"DataLoader timed out after 0\.3 seconds"):
         next(iter(loader))
     assert issubclass(DeliveryTimeout, RuntimeError)
     assert issubclass(DeliveryTimeout, HeadraceError)
+    gc.collect()
+    wait_for_reapers()  # while the grace is short
 
 
 def test_worker_init_fn_that_raises_shows_at_the_first_batch() -> None:

@@ -13,7 +13,7 @@ from executors.contract_datasets import Squares
 from headrace import RayExecutor
 from headrace.executors.ray import events as ray_events
 from headrace.executors.ray.peer import Asked, RayPeer
-from headrace.memory.slots import Shelf
+from headrace.memory.slots import BufferPool
 from rays import PLANES, STORE, a_loader, undisturbed
 from waiting import LIMIT_S, wait_until
 
@@ -156,8 +156,8 @@ def test_a_pool_that_closes_waits_for_what_is_being_copied(monkeypatch: pytest.M
         return []
 
     monkeypatch.setattr(ray_events, "_copied", copied)
-    bell = ray_events.Bell()
-    copier = ray_events.Copier(None, bell, Shelf(1))
+    bell = ray_events.EventQueue()
+    copier = ray_events.Copier(None, bell, BufferPool(1))
     copier.copy(None, [], None)  # type: ignore[arg-type]
     assert begun.wait(LIMIT_S)
     copier.close()

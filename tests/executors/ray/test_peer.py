@@ -14,7 +14,7 @@ from torch.utils.data._utils import worker as torch_worker
 from headrace.executors.link.frames import frame
 from headrace.executors.link.wire import TAIL, Wire
 from headrace.executors.ray.actor import PIECE_BYTES, Actor, Answers, Begun, Setup, pickled, versions
-from headrace.executors.ray.events import Landed
+from headrace.executors.ray.events import CopiedSlots
 from headrace.executors.ray.peer import Asked, RayPeer
 from headrace.memory import pickling
 from headrace.memory.codec import SlotWriter
@@ -43,17 +43,17 @@ def give(peer: RayPeer, *futures: Asked) -> None:
     for future in futures:
         future.holders.append(peer)
         peer.unanswered.append(future)
-        peer.to_send.append(future)
+        peer.unsent.append(future)
 
 
 def test_who_has_enough_takes_no_more() -> None:
     peer = a_peer()
-    assert peer.takes(asked(0))
+    assert peer.accepts(asked(0))
     give(peer, asked(0), asked(1))
-    assert not peer.takes(asked(2)), "one that it is at, and one that it need not wait for"
+    assert not peer.accepts(asked(2)), "one that it is at, and one that it need not wait for"
     for _ in range(20):
-        peer.pace(0.001, fits=1)
-    assert peer.takes(asked(2))
+        peer.note_speed(0.001, fits=1)
+    assert peer.accepts(asked(2))
     assert peer.bundle == 1, "batches that come in slots, or apart, go one by one"
 
 
@@ -61,17 +61,17 @@ def test_short_tasks_go_several_at_a_time_and_are_worth_no_worker_of_their_own()
     peer = a_peer()
     for task_s, bundle, worth in ((0.00011, 32, 9), (0.0021, 2, 1), (0.021, 1, 1)):
         for _ in range(100):
-            peer.pace(task_s, fits=36)
-        assert (peer.bundle, peer.worth) == (bundle, worth)
+            peer.note_speed(task_s, fits=36)
+        assert (peer.bundle, peer.min_message) == (bundle, worth)
     assert peer.credit == 2
 
 
 def test_a_busy_machine_makes_tasks_look_long_and_none_short() -> None:
     peer = a_peer()
-    peer.pace(0.0001, fits=16)
-    peer.pace(0.001, fits=16)
+    peer.note_speed(0.0001, fits=16)
+    peer.note_speed(0.001, fits=16)
     assert peer.task_s == pytest.approx(0.00019)
-    peer.pace(0.0001, fits=16)
+    peer.note_speed(0.0001, fits=16)
     assert peer.task_s == pytest.approx(0.000145)
 
 
@@ -86,8 +86,8 @@ def test_no_more_go_into_a_call_than_come_along_with_its_answer(batch_bytes: int
     """In a few pieces; and a call is worth more work than a message over a socket."""
     peer = a_peer()
     answers = Answers([[bytearray(batch_bytes)] for _ in range(3)], [], [], 0.0001)
-    peer.heard([None], pickle.dumps(answers, 5), no_others)
-    assert (peer.bundle, peer.worth) == (bundle, worth)
+    peer.receive_results([None], pickle.dumps(answers, 5), no_others)
+    assert (peer.bundle, peer.min_message) == (bundle, worth)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_small_batches_come_in_pieces_of_several(
     first, *others = results if pieces else [results]
     assert sum(map(bool, others)) == apart
     assert all(len(one) <= PIECE_BYTES + 1024 for one in (first, *others)) == bool(apart or len(sizes) < 10)
-    answers = peer.heard(range(1 + pieces), first, lambda calls: [others[call - 1] for call in calls])
+    answers = peer.receive_results(range(1 + pieces), first, lambda calls: [others[call - 1] for call in calls])
     for future, message in zip(futures, answers.messages, strict=True):
-        future.land_from_store(message, Landed(iter(())), answers.received_s)
+        future.land_from_store(message, CopiedSlots(iter(())), answers.received_s)
         assert future.stages.read_s > 0
         assert future.transport_s > 0
     for one, sample in zip(futures, dataset, strict=True):
@@ -133,7 +133,7 @@ def test_small_batches_come_in_pieces_of_several(
 def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int, bundle: int) -> None:
     peer = a_peer()
     answers = Answers([[bytearray(b"head")]] * 2, [], [size, 20_000], 0.0001)
-    assert peer.heard([None], pickle.dumps(answers), no_others)._replace(received_s=0.0) == answers
+    assert peer.receive_results([None], pickle.dumps(answers), no_others)._replace(received_s=0.0) == answers
     assert (peer.pieces, peer.bundle) == (pieces, bundle)
     assert peer.task_s == 0.0001
 
@@ -141,11 +141,11 @@ def test_batches_of_medium_size_come_in_pieces(size: int, pieces: int, bundle: i
 def test_what_workers_died_at_goes_alone() -> None:
     peer = a_peer()
     for _ in range(30):
-        peer.pace(0.0001, fits=36)
+        peer.note_speed(0.0001, fits=36)
     futures = [asked(0), asked(1), asked(2, deaths=1), asked(3), asked(4)]
     give(peer, *futures)
     bundles = []
-    while peer.to_send:
+    while peer.unsent:
         bundles.append([one.number for one in peer.next_bundle()])
     assert bundles == [[0, 1], [2], [3, 4]]
 
@@ -154,21 +154,21 @@ def test_a_task_that_two_died_at_has_its_worker_to_itself() -> None:
     """The answer before may be lost with its worker, whose death is then taken for the next task's fault."""
     peer, doubtful = a_peer(), asked(5, deaths=2)
     give(peer, asked(4))
-    assert not peer.takes(doubtful)
-    assert not peer.helps(doubtful)
-    peer.settle(peer.unanswered[0], was_done=False)
-    assert peer.takes(doubtful)
-    assert peer.helps(doubtful)
+    assert not peer.accepts(doubtful)
+    assert not peer.may_hedge(doubtful)
+    peer.complete(peer.unanswered[0], was_done=False)
+    assert peer.accepts(doubtful)
+    assert peer.may_hedge(doubtful)
     give(peer, doubtful)
-    assert not peer.takes(asked(6)), "until it is answered"
-    assert not peer.helps(asked(7, deaths=2))
+    assert not peer.accepts(asked(6)), "until it is answered"
+    assert not peer.may_hedge(asked(7, deaths=2))
 
 
 def test_how_long_a_task_takes_is_what_its_worker_says() -> None:
     """However late the rank hears of it, and of how many at once."""
     rank, worker, descriptors, others = ends = [*socket.socketpair(), *socket.socketpair()]
     peer = a_peer()
-    peer.wire, peer.begun = Wire(rank, descriptors, peer.hear), Begun(5, "here", {})
+    peer.wire, peer.begun = Wire(rank, descriptors, peer.receive_answer), Begun(5, "here", {})
     futures = [asked(number) for number in range(50)]
     give(peer, *futures)
     writer = SlotWriter(Ring(others))

@@ -26,9 +26,9 @@ from executors.mortal_datasets import Mortal
 from headrace import ClusterUnavailable, DataLoader, Deferred, MissingExtra, RayExecutor, WorkerDied
 from headrace.executors.ray import actor as ray_actor
 from headrace.executors.ray import cluster as ray_cluster
-from headrace.executors.ray import listener as ray_door
+from headrace.executors.ray import listener as ray_listener
 from headrace.executors.ray import pool as ray_pool
-from headrace.executors.ray.idle import BENCH
+from headrace.executors.ray.idle import IDLE_ACTORS
 from rays import PLANES, RAY, a_loader, ray_actors, undisturbed
 from waiting import wait_until
 
@@ -111,7 +111,7 @@ def test_time_that_the_rank_spends_elsewhere_is_no_waiting() -> None:
     reader = iter(loader)
     pool: Any = reader._pool  # type: ignore[attr-defined]
     for away in (pool, pool._head):
-        for clock in ("_started_s", "_looked_s", "_asked_s", "_seen_s"):
+        for clock in ("_started_s", "_checked_s", "_asked_s", "_seen_s"):
             if hasattr(away, clock):
                 setattr(away, clock, getattr(away, clock) - 1000)
     assert [batch["square"].tolist() for batch in reader] == squares()
@@ -120,8 +120,8 @@ def test_time_that_the_rank_spends_elsewhere_is_no_waiting() -> None:
 @needs_ray
 def test_a_worker_that_finds_the_door_shut_goes_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that runs as another user."""
-    monkeypatch.setattr(ray_door.os, "getuid", lambda: 12345)
-    monkeypatch.setattr(ray_door, "_ROOT", 12345)
+    monkeypatch.setattr(ray_listener.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(ray_listener, "_ROOT", 12345)
     loader = a_loader(Squares())
     assert [batch["square"].tolist() for batch in loader] == squares()
     assert loader.stats().restarts == 0
@@ -300,11 +300,11 @@ def test_a_cluster_without_room_is_an_error() -> None:
 def test_a_cluster_with_little_room_gives_what_it_has(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(ray_pool, "_FEW_S", 0.0)
+    monkeypatch.setattr(ray_pool, "_WARN_OF_FEW_S", 0.0)
     loader = a_loader(Squares(), RayExecutor(num_cpus=6, idle_s=0), batch_size=1, persistent_workers=True)
     batches = [flat(batch["square"]) for batch in loader]
     assert batches == [flat(batch["square"]) for batch in undisturbed(Squares(), batch_size=1)]
-    wait_until(lambda: bool(list(loader)) and loader._iterator._few_told)
+    wait_until(lambda: bool(list(loader)) and loader._iterator._few_warned)
     assert any("1 of 2 Ray workers have come up: each needs 6 CPU" in str(one.message) for one in recwarn)
 
 
@@ -322,7 +322,7 @@ def test_a_large_dataset_is_warned_about_with_its_size(monkeypatch: pytest.Monke
 
 @needs_ray
 def test_actors_go_when_nobody_needs_them() -> None:
-    BENCH.clear()
+    IDLE_ACTORS.clear()
     wait_until(lambda: not ray_actors())
     assert len(list(a_loader(Squares(), replace(RAY, idle_s=0)))) == 13
     wait_until(lambda: not ray_actors())

@@ -1,10 +1,9 @@
 """What only threads can do, and what only they can spoil."""
 
 import random
-import subprocess
-import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from executors.thread_datasets import Computed, Stream
 from headrace import DataLoader
 from headrace.executors.thread.pool import FALSE_ALARMS
 from headrace.testing import FakeDataset
+from scripts import ScriptServer
 from waiting import LIMIT_S
 
 
@@ -254,11 +254,13 @@ except RuntimeError:
 
 
 @pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("raise KeyboardInterrupt", -2), (LATE, 4)])
-def test_the_interpreter_ends_while_threads_compute(last: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (code, "tensor([0]) tensor([1])\n")
-    assert "Fatal" not in done.stderr
-    assert "terminate" not in done.stderr
-    assert "ignored" not in done.stderr
+def test_the_interpreter_ends_while_threads_compute(
+    scripts: ScriptServer, tmp_path: Path, last: str, code: int
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(last=last))
+    with scripts.start(tmp_path / "script.py") as script:
+        told, complaints = script.communicate()
+    assert (script.returncode, told) == (code, "tensor([0]) tensor([1])\n")
+    assert "Fatal" not in complaints
+    assert "terminate" not in complaints
+    assert "ignored" not in complaints

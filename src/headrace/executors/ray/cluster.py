@@ -224,7 +224,7 @@ class Head:
         return False
 
     @property
-    def obituary(self) -> str:
+    def loss_message(self) -> str:
         """What to say of its loss."""
         return (
             f"the head of the Ray cluster, {self.address}, has not answered for some time. Ray ends processes that it "
@@ -258,7 +258,7 @@ def room(ray: Any, head: Head, needs: dict[str, float]) -> str:
     return "the cluster does not say what it has room for"
 
 
-def few_came(up: int, workers: int, room: str) -> str:
+def few_started(up: int, workers: int, room: str) -> str:
     """Say that not all workers have come up."""
     return (
         f"{up} of {workers} Ray workers have come up: {room}. The epoch goes on with those that are there; the others "
@@ -266,7 +266,7 @@ def few_came(up: int, workers: int, room: str) -> str:
     )
 
 
-def none_came(up: int, workers: int, start_timeout_s: float, room: str) -> str:
+def none_started(up: int, workers: int, start_timeout_s: float, room: str) -> str:
     """Say that too few workers came up, and what to do."""
     return (
         f"{up or 'none'} of {workers} Ray workers came up within {start_timeout_s:g} s: {room}. Use fewer workers or a "

@@ -1,4 +1,4 @@
-"""Actors between two pools: a process that has imported torch is worth seconds, and is kept for a moment."""
+"""Idle actors between two pools: starting a process that imports torch takes seconds, so each is kept for a while."""
 
 import functools
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from headrace.executors.ray.cluster import import_ray, job_of
 
 _END_S = 0.25
-"""How long to wait for an actor to end what it is at: to start another takes longer."""
+"""How long to wait for an actor to finish its call, in seconds: starting another takes longer."""
 
 
 @dataclass(eq=False)
@@ -25,19 +25,19 @@ class _Idle:
     until_s: float
 
 
-class Bench:
-    """Actors that no pool needs any more; the next may need some. Of the pool that one served nothing is kept in it."""
+class IdleActors:
+    """Actors that no pool uses, kept for the next pool. An idle actor holds nothing of the pool that it served."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._idle: list[_Idle] = []
         self._ending: deque[tuple[str, Any]] = deque()
         self._watched = False
-        # A pool may end with its actors' handles in one collection of garbage, and without one an actor dies.
+        # The garbage collector may free a pool and its handles together, and an actor without a handle dies.
         self._handles: set[Any] = set()
 
     def new(self, ray: Any, kind: type, options: Any) -> tuple[Any, bool]:
-        """Return an idle actor, or ask Ray for another; and whether it is one that was idle."""
+        """Return an idle actor, or a new one; and whether it was idle."""
         actor = self._take(ray, options)
         if actor is not None:
             return actor, True
@@ -47,38 +47,38 @@ class Bench:
         return actor, False
 
     def leave(self, job: str, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
-        """Keep an actor for a while that is, or will be, idle once a call is answered; then end it.
+        """Keep an actor for a while after its last call is answered; then end it.
 
         Args:
-            job: The rank's, as `job_of` says it.
-            options: What it was made with.
+            job: The rank's job, as `job_of` returns it.
+            options: The options that it was made with.
             actor: The actor.
-            last_call: The call.
-            starting: Whether it is only being made, and will be there sooner than a new one.
+            last_call: Its last call.
+            starting: Whether it is still starting, and will be up sooner than a new one.
             idle_s: How long to keep it, in seconds.
         """
         with self._changed:
             self._idle.append(_Idle(job, options, actor, last_call, starting, time.monotonic() + idle_s))
-            self._see_to_it()
+            self._wake_watcher()
 
     def end(self, job: str, actor: Any) -> None:
-        """End an actor soon.
+        """End an actor soon, in the watching thread.
 
-        Not here: to be ended it takes one of Ray's threads, which may be the very one that collects the pool.
+        Ending an actor needs a thread of Ray's, and that may be the thread in which the pool is being collected.
         """
         self._ending.append((job, actor))
         with self._changed:
-            self._see_to_it()
+            self._wake_watcher()
 
     def clear(self) -> None:
-        """End all that are idle, now."""
+        """End all idle actors now."""
         with self._changed:
             for one in self._idle:
                 one.until_s = 0.0
             self._changed.notify_all()
 
     def _take(self, ray: Any, options: Any) -> Any:
-        """Return an idle actor with these options, or None; those with others are in the way, and are ended."""
+        """Return an idle actor with these options, or None. Actors with other options take resources, and are ended."""
         with self._changed:
             job = job_of(ray)
             others = [one for one in self._idle if one.job != job or one.options != options]
@@ -95,7 +95,7 @@ class Bench:
                 return calls[call].actor
             return None
 
-    def _see_to_it(self) -> None:
+    def _wake_watcher(self) -> None:
         if not self._watched:
             self._watched = True
             threading.Thread(target=self._watch, name="ray-idle-actors", daemon=True).start()
@@ -122,18 +122,18 @@ class Bench:
                         ray.kill(actor)
 
     def forget(self) -> None:
-        """Begin anew in a forked process, whose actors these are not; Ray is not to hear of handles that go there."""
+        """Begin anew in a forked process. The handles are kept there, so that Ray is not told of their end."""
         _inherited.append((self._handles, self._idle, self._ending))
         self.__init__()  # type: ignore[misc]
 
 
 _inherited: list[Any] = []
 
-BENCH = Bench()
+IDLE_ACTORS = IdleActors()
 
 
 @functools.cache
 def _forget_in_forks() -> None:
-    # Not before there is something to forget: forked workers that know nothing of Ray would do it, too.
+    # Registered with the first actor only: processes without Ray fork without this hook.
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=BENCH.forget)
+        os.register_at_fork(after_in_child=IDLE_ACTORS.forget)

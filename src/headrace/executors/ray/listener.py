@@ -1,4 +1,4 @@
-"""Where workers on the rank's own host come in: a Unix socket without a file, for processes of the same user alone."""
+"""The rank's listener for workers on its own host: a Unix socket without a file, for processes of the same user."""
 
 import os
 import socket
@@ -10,20 +10,20 @@ from secrets import token_hex
 from headrace.executors.ray.actor import HELLO
 
 _CREDENTIALS = struct.Struct("3i")
-"""The process, user and group at the other end, as the kernel has them."""
+"""The process, user and group at the other end, as the kernel reports them."""
 
 _ROOT = 0
-"""The user who may do as all others."""
+"""The user that may act for any other."""
 
 _HELLO_S = 1.0
-"""How long a first message may take that was sent when the connection was made."""
+"""Time limit for the first message of a connection, in seconds; the worker sends it at once."""
 
 
-class Door:
+class Listener:
     """The rank's listening socket.
 
     Args:
-        opens: Whether there is to be one; there is none where the system has no sockets without a file.
+        opens: Whether to listen; only on Linux, which has sockets without a file.
 
     Attributes:
         address: Its name; "" if there is none.
@@ -41,7 +41,7 @@ class Door:
             self.listener.setblocking(False)
 
     def accept(self) -> None:
-        """Take a connection in; strangers, and who does not say who it is, are sent away."""
+        """Accept a connection; close it if it comes from another user or does not identify itself."""
         assert self.listener is not None
         with suppress(OSError):
             arrived, _ = self.listener.accept()
@@ -63,14 +63,14 @@ class Door:
         ends = self._arrived.pop(ident)
         return ends[0], ends[1]
 
-    def send_away(self, ident: int) -> None:
-        """Hang up on a worker that is not wanted any more."""
+    def disconnect(self, ident: int) -> None:
+        """Close the connections of a worker that is not needed any more."""
         for end in self._arrived.pop(ident, {}).values():
             end.close()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop listening, and close the connections that no worker has claimed."""
         for ident in list(self._arrived):
-            self.send_away(ident)
+            self.disconnect(ident)
         if self.listener is not None:
             self.listener.close()

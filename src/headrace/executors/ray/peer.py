@@ -1,4 +1,4 @@
-"""One Ray actor as the rank sees it: the tasks that it has, how fast it is, and whether it can be counted on."""
+"""The rank's record of one Ray actor: its tasks, its speed, and whether it answers."""
 
 import pickle
 import statistics
@@ -17,50 +17,50 @@ from headrace.types import Task
 from headrace.worker.work import Work
 
 _CREDIT = 2
-"""How many tasks a worker has at a time: one that it is at, and one that it need not wait for."""
+"""How many tasks a worker may have at a time: the present one, and the next, for which it then need not wait."""
 
 _BUSY_S = 0.01
-"""Where tasks are short a worker has more of them, so that it has this long to do."""
+"""Where tasks are short, a worker may have more of them: as many as keep it busy for this time, in seconds."""
 
 _MESSAGE_S = 0.001
-"""So much work, in seconds, and more is worth a message of its own to whoever has nothing to do."""
+"""The least work, in seconds, that is sent to an idle worker in a message of its own while others are busy."""
 
 _CALL_S = 0.003
-"""So much is worth a call of Ray, which takes that long on all sides together."""
+"""The same for a call of Ray, which costs all processes together about this time."""
 
 _MOST_CREDIT = 64
-"""No more than so many, however short they are."""
+"""The largest number of tasks that a worker may have."""
 
 _MOST_BUNDLE = 32
-"""Nor more than so many in one message."""
+"""The largest number of tasks in one message."""
 
 _SOONER, _LATER = 0.5, 0.1
-"""How much of a change in a task's time is believed at once. Other processes make tasks look long, nothing makes them
-look short, and to send fewer at a time because the machine is busy would make it busier."""
+"""The weight of a new measurement of a task's time, if it is shorter than the average, and if it is longer. Other
+processes make tasks look long, and nothing makes them look short. Smaller messages on a busy machine would add load."""
 
 _MOST_PIECES = 4
-"""A batch of more pieces than this costs less as one object in Ray's store."""
+"""The largest number of pieces of one batch; a larger batch costs less as one object in Ray's store."""
 
 _CARRIED = 8
-"""No more pieces than these come of one call."""
+"""The largest number of pieces that one call returns."""
 
 OVERDUE_S = 0.25
 _OVERDUE = 2.0
-"""A batch is overdue after this time and so many times what the median batch takes."""
+"""A batch is overdue after `OVERDUE_S` seconds plus `_OVERDUE` times the median time of a batch."""
 
 _NAMED = 4
-"""So many of its tasks are named where a worker is late."""
+"""How many tasks of a late worker an error names."""
 
 _DOUBTFUL = 2
-"""A task that so many workers died at, as it seemed, has the next one to itself."""
+"""After this many deaths at a task, the next worker gets it alone, so that it is clear what ends the worker."""
 
 
 class Asked(Assigned):
     """The future of a task.
 
     Attributes:
-        sent_s: When it was given to a worker first, or first since it was put back; 0 if to none.
-        holders: The workers that have it.
+        sent_s: When it was first assigned to a worker since it was last queued, in seconds; 0 if it was not.
+        holders: The workers that it is assigned to.
         bound: The only worker that may compute it, or None.
     """
 
@@ -73,32 +73,32 @@ class Asked(Assigned):
         self.holders: list[RayPeer] = []
 
     def land_from_store(self, message: list[bytearray], slots: Slots, received_s: float) -> None:
-        """Fill in a message that came through Ray's store, which the rank spent so many seconds to receive."""
+        """Fill in a message that came through Ray's store and took the rank `received_s` seconds to receive."""
         self.land(message, slots, STAGES.unpack(message.pop()), received_s)
 
 
 class RayPeer:
-    """One actor, as the rank sees it.
+    """The rank's record of one actor.
 
     Attributes:
-        used: Whether the actor has served a pool before, and may have died since.
-        unanswered: The tasks that it has, oldest first.
+        used: Whether the actor has served another pool before, and may have died since.
+        unanswered: Its tasks, oldest first.
         wire: The sockets to it, if it shares this host and has connected.
         first_call: The Ray call that set it up.
-        call: The one that was made last, or the first if that is answered, too; when it is the actor is idle.
-        begun: What it said when it was set up.
+        call: The last Ray call, or the first one if the last is answered; the actor is idle when it is answered.
+        begun: The actor's answer to the call that set it up.
         up: Whether it takes tasks.
-        lost: Whether it is no more, and another is to take its place.
-        task_s: What a task takes it, in seconds.
-        heard_s: When it answered last, or was given a task when it had none.
-        suspect: Whether a task of its is overdue.
-        credit: How many tasks it may have: few, unless they are short.
-        bundle: How many of them go into one message: several if they are short and their batches small.
-        pieces: In how many pieces the slot of a batch comes through Ray, beside its store; 0 if it does not.
-        fits: Of batches that need no slot so many fit into one piece.
-        worth: How many of them are worth a message, whoever else has nothing to do.
-        writes: Whether its socket had no room for all that it was sent.
-        to_send: What it was given just now, on its way.
+        lost: Whether it is gone, and another actor will take its place.
+        task_s: The average time of its tasks, in seconds.
+        last_answer_s: When it last answered, or got a task while it had none, in seconds.
+        suspect: Whether one of its tasks is overdue.
+        credit: The number of tasks that it may have.
+        bundle: The number of tasks in one message: several if they are short and their batches small.
+        pieces: The number of pieces in which the slot of a batch comes along with Ray's answer; 0 through the store.
+        fits: The number of batches without a slot that fit into one piece.
+        min_message: The least number of tasks that make a message to it while it is idle and others are busy.
+        writes: Whether the rank waits until its socket takes more.
+        unsent: Tasks that are assigned to it and not sent yet.
     """
 
     def __init__(self, worker: int, ident: int, actor: Any, used: bool, false_starts: int, ages: deque[float]) -> None:
@@ -108,32 +108,31 @@ class RayPeer:
         self.used = used
         self.false_starts = false_starts
         self.unanswered: deque[Asked] = deque()
-        self.to_send: list[Asked] = []
+        self.unsent: list[Asked] = []
         self.wire: Wire | None = None
         self.first_call: Any = None
         self.call: Any = None
         self.begun: Begun | None = None
         self.up = self.suspect = self.lost = False
-        self.task_s = self.heard_s = 0.0
-        self.credit, self.bundle, self.worth, self.pieces, self.fits = _CREDIT, 1, 1, 0, 1
+        self.task_s = self.last_answer_s = 0.0
+        self.credit, self.bundle, self.min_message, self.pieces, self.fits = _CREDIT, 1, 1, 0, 1
         self.writes = False
         self._ages = ages
 
-    def hear(self, parts: list[bytearray]) -> None:
+    def receive_answer(self, parts: list[bytearray]) -> None:
         """Take an answer that came over the socket: they come in order."""
         assert self.wire is not None
         assert self.begun is not None
         task_s = self.wire.check(parts, self.begun.pid)
-        self.pace(task_s, _MOST_BUNDLE if is_inline(parts) else 1)
+        self.note_speed(task_s, _MOST_BUNDLE if is_inline(parts) else 1)
         future = self.unanswered[0]
         was_done = future.done()
-        future.land(
-            parts, self.wire.loans, self.wire.stage_s, self.wire.received_s
-        )  # and is still owed where that is refused
-        self.settle(future, was_done)
+        # If this raises, the task is still unanswered.
+        future.land(parts, self.wire.loans, self.wire.stage_s, self.wire.received_s)
+        self.complete(future, was_done)
 
     def ask(self, some: Sequence[Asked]) -> list[Any]:
-        """Send tasks through Ray; return its references to the answers and to what comes in pieces beside them."""
+        """Send tasks in a call of Ray; return the references to its results: the answers, and pieces of batches."""
         tasks = [(one.sent, one.key) for one in some]
         pieces = self.pieces * len(some) or -(-len(some) // self.fits) - 1
         called = self.actor.run.options(num_returns=1 + pieces).remote(pickle.dumps((tasks, pieces), 5))
@@ -141,42 +140,44 @@ class RayPeer:
         self.call = calls[0]
         return list(calls)
 
-    def heard(self, calls: Sequence[Any], outcome: Answers | bytes, get: Callable[[Sequence[Any]], Any]) -> Answers:
-        """Note how long tasks took that were answered through Ray, and how large their batches were.
+    def receive_results(
+        self, calls: Sequence[Any], outcome: Answers | bytes, get: Callable[[Sequence[Any]], Any]
+    ) -> Answers:
+        """Return the answers of a Ray call, and note how long their tasks took and how large their batches were.
 
         Args:
-            calls: What `ask` returned.
-            outcome: Of the first.
-            get: Returns what the others, which have come along, refer to.
+            calls: The references that `ask` returned.
+            outcome: The result of the first.
+            get: Returns the results of others, which have arrived with the first.
         """
         began_s = time.perf_counter()
         if calls[0] is self.call:
-            self.call = self.first_call  # which is answered as well, and keeps no batch in Ray's store
+            self.call = self.first_call  # it is answered, too, and holds no batch in Ray's store
         answers: Answers = pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
         pieces = max(map(pieces_of, answers.slot_sizes), default=0)
         self.pieces = pieces if pieces <= _MOST_PIECES else 0
         if pieces:
-            self.pace(answers.task_s, _CARRIED // pieces, _CALL_S)
+            self.note_speed(answers.task_s, _CARRIED // pieces, _CALL_S)
         else:
             assert isinstance(outcome, bytes)
             fits = PIECE_BYTES * len(answers.messages) // len(outcome)
             self.fits = max(1, fits)
-            self.pace(answers.task_s, fits * _CARRIED, _CALL_S)
+            self.note_speed(answers.task_s, fits * _CARRIED, _CALL_S)
         for piece in get(calls[1 : 1 + answers.apart]) if answers.apart else ():
             answers.messages.extend(pickle.loads(piece))
         return answers._replace(received_s=time.perf_counter() - began_s)
 
-    def settle(self, future: Asked, was_done: bool) -> bool:
-        """Note that a task is answered; return whether the worker still had it.
+    def complete(self, future: Asked, was_done: bool) -> bool:
+        """Note that a task is answered; return whether it was still assigned to this worker.
 
         Args:
-            future: The task's.
-            was_done: Whether another worker has answered it before.
+            future: The future of the task.
+            was_done: Whether another worker answered it before.
         """
         now_s = time.monotonic()
-        self.heard_s = now_s
+        self.last_answer_s = now_s
         self.suspect = False
-        if self not in future.holders:  # it was taken away meanwhile
+        if self not in future.holders:  # it was assigned to another worker meanwhile
             return False
         self.unanswered.remove(future)
         future.holders.remove(self)
@@ -184,53 +185,53 @@ class RayPeer:
             self._ages.append(now_s - future.sent_s)
         return True
 
-    def pace(self, task_s: float, fits: int, message_s: float = _MESSAGE_S) -> None:
+    def note_speed(self, task_s: float, fits: int, message_s: float = _MESSAGE_S) -> None:
         """Note how long a task took and how large its batch was.
 
         Args:
-            task_s: What a task took, in seconds.
-            fits: How many batches like its own fit into one message.
-            message_s: So much work is worth one, in seconds.
+            task_s: The time of the task, in seconds.
+            fits: The number of such batches that fit into one message.
+            message_s: The least work in one message, in seconds.
         """
         gain = _SOONER if task_s < self.task_s else _LATER
         self.task_s += gain * (task_s - self.task_s) if self.task_s else task_s
         each = max(self.task_s, 1e-6)
         self.credit = int(min(max(_CREDIT, _BUSY_S / each), _MOST_CREDIT))
         self.bundle = int(max(1, min(_BUSY_S / _CREDIT / each, _MOST_BUNDLE, fits)))
-        self.worth = max(1, min(self.bundle, int(message_s / each)))
+        self.min_message = max(1, min(self.bundle, int(message_s / each)))
 
-    def takes(self, future: Asked) -> bool:
-        """Tell whether it may be given a task now."""
+    def accepts(self, future: Asked) -> bool:
+        """Tell whether a task may be assigned to it now."""
         if self in future.holders:
             return False
-        # The answer to the task before may be lost with a worker. Who dies with one task alone died of that.
+        # A worker that dies with several tasks may have lost an answer. One that dies with one task died of it.
         if self.unanswered and max(future.deaths, self.unanswered[0].deaths) >= _DOUBTFUL:
             return False
         return len(self.unanswered) < self.credit
 
-    def helps(self, future: Asked) -> bool:
-        """Tell whether it may be given a task that others have, too."""
+    def may_hedge(self, future: Asked) -> bool:
+        """Tell whether a task that other workers have may be assigned to it, too."""
         if not self.up or self.suspect or self in future.holders:
             return False
         return future.deaths < _DOUBTFUL or not self.unanswered
 
     def next_bundle(self) -> list[Asked]:
-        """Take from what it was given what goes into one call."""
-        # What workers died at goes alone, or it would take the blame for what goes with it.
-        late = (place for place, one in enumerate(self.to_send[: self.bundle]) if one.deaths)
+        """Remove and return the unsent tasks that go into the next message."""
+        # A task that workers died at goes alone, so that it is not blamed for another one.
+        late = (place for place, one in enumerate(self.unsent[: self.bundle]) if one.deaths)
         count = next(late, self.bundle) or 1
-        some, self.to_send = self.to_send[:count], self.to_send[count:]
+        some, self.unsent = self.unsent[:count], self.unsent[count:]
         return some
 
     def named(self, work: Work) -> str:
-        """Name its tasks, oldest first: short ones are answered together, and any of them may be the late one."""
+        """Name its tasks, oldest first. Short tasks are answered together, so any of them may be the late one."""
         named = " and ".join(name_task(work, one.task) for one in islice(self.unanswered, _NAMED))
         more = len(self.unanswered) - _NAMED
         return f"{named} and {more} more" if more > 0 else named
 
     @property
     def load(self) -> tuple[bool, int]:
-        """What the worker that gets the next task has the least of."""
+        """Sorts workers: the one with the smallest load gets the next task."""
         return self.suspect, len(self.unanswered)
 
     def __str__(self) -> str:
@@ -239,12 +240,12 @@ class RayPeer:
 
 
 def overdue_after(ages: Sequence[float]) -> float:
-    """Return after how many seconds a batch is overdue, given what the last ones took."""
+    """Return the time after which a batch is overdue, in seconds, from the times of the last batches."""
     return OVERDUE_S + _OVERDUE * statistics.median(ages)
 
 
-def end_of(peer: RayPeer, false_starts: int) -> str:
-    """Say how a worker ended."""
+def describe_end(peer: RayPeer, false_starts: int) -> str:
+    """Return the text of the error about a worker's end."""
     if false_starts:
         return f"{false_starts} Ray actors in a row died as {peer} before they could do a task"
     return f"the Ray actor of DataLoader {peer} exited unexpectedly"

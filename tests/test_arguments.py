@@ -1,0 +1,148 @@
+"""Every argument of every public class but the loader: what is wrong is refused by name and value."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace import (
+    Balanced,
+    Deferred,
+    Executor,
+    InlineExecutor,
+    Order,
+    PackedList,
+    Plan,
+    ProcessExecutor,
+    RayExecutor,
+    Sequential,
+    Shuffled,
+    Subset,
+    ThreadExecutor,
+    Weighted,
+    World,
+)
+from loader.argument_cases import FLAG, Wrong
+
+PLAN = {"order": Shuffled(), "length": 5}
+OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
+    Sequential: ({}, {}),
+    Shuffled: ({}, {}),
+    Subset: (
+        {"indices": [1]},
+        {
+            "indices": [
+                Wrong([], ValueError, "indices is empty: expected a non-empty sequence of integers"),
+                Wrong([[1], [2]], ValueError, r"indices of shape \(2, 1\) is not allowed: expected a non-empty"),
+                Wrong([[1], [2, 3]], ValueError, "indices is not allowed: expected a non-empty sequence"),
+                Wrong(5, TypeError),
+                Wrong((one for one in [1]), TypeError, "indices=<generator .* is not allowed: .* got generator"),
+                Wrong({1, 2}, TypeError, r"indices=\{1, 2\} is not allowed: expected a non-empty sequence"),
+                Wrong([1.5], TypeError, "indices of dtype float64 are not allowed"),
+                Wrong([True], TypeError, "indices of dtype bool are not allowed"),
+                Wrong([3, -1], ValueError, "indices=-1 is not allowed"),
+            ],
+            "shuffle": [*(Wrong(value, TypeError, f"shuffle={value!r} {FLAG}") for value in ("yes", 1, None))],
+        },
+    ),
+    Weighted: (
+        {"weights": [1.0]},
+        {
+            "weights": [
+                Wrong([], ValueError, "weights is empty: expected a non-empty sequence of numbers"),
+                Wrong([[1.0]], ValueError, r"weights of shape \(1, 1\) is not allowed"),
+                Wrong(1.0, TypeError),
+                Wrong(["a"], TypeError, "weights of dtype <U1 are not allowed"),
+                Wrong([1.0, -1.0], ValueError, r"weights\[1\]=-1\.0 is not allowed"),
+                Wrong([0, 0], ValueError, "weights are all zero: expected at least one weight > 0"),
+            ],
+            "num_samples": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
+        },
+    ),
+    Balanced: (
+        {"labels": [0, 1]},
+        {
+            "labels": [
+                Wrong([], ValueError, "labels is empty: expected a non-empty sequence, one label a sample"),
+                Wrong([[0]], ValueError, r"labels of shape \(1, 1\) is not allowed"),
+                Wrong(3, TypeError),
+                Wrong([0, float("nan")], ValueError, r"labels\[1\]='nan' is not allowed"),
+                Wrong([1, "a", object()], TypeError, "labels cannot be put in order"),
+            ],
+            "length": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
+        },
+    ),
+    InlineExecutor: ({}, {}),
+    ThreadExecutor: ({}, {}),
+    ProcessExecutor: ({}, {}),
+    RayExecutor: (
+        {},
+        {
+            "address": [Wrong(7, TypeError)],
+            "num_cpus": [Wrong(-1, ValueError), Wrong("1", TypeError), Wrong(True, TypeError)],
+            "resources": [Wrong([1], TypeError), Wrong("gpu", TypeError)],
+            "scheduling_strategy": [],  # anything that Ray takes, or will
+            "label_selector": [Wrong("zone", TypeError)],
+            "runtime_env": [Wrong("env", TypeError)],
+            "hedge": [Wrong("yes", TypeError), Wrong(1, TypeError)],
+            "shared_memory": [Wrong(None, TypeError)],
+            "start_timeout_s": [Wrong(0, ValueError), Wrong("60", TypeError)],
+            "idle_s": [Wrong(-1, ValueError), Wrong(float("nan"), ValueError), Wrong(None, TypeError)],
+        },
+    ),
+    World: (
+        {},
+        {
+            "rank": [Wrong(-1, ValueError), Wrong(1, ValueError), Wrong("0", TypeError), Wrong(0.0, TypeError)],
+            "size": [Wrong(0, ValueError), Wrong("2", TypeError), Wrong(True, TypeError)],
+        },
+    ),
+    Plan: (
+        PLAN,
+        {
+            "order": [Wrong("shuffled", TypeError), Wrong(None, TypeError)],
+            "length": [Wrong(0, ValueError, r"len\(dataset\)=0"), Wrong("5", TypeError, r"len\(dataset\)='5'")],
+            "batch_size": [Wrong(0, ValueError), Wrong(None, TypeError)],
+            "world": [Wrong((0, 2), TypeError), Wrong(None, TypeError)],
+            "tail": [Wrong("wrap", ValueError), Wrong(None, ValueError)],
+            "seed": [Wrong(-1, ValueError), Wrong(None, TypeError)],
+            "in_runs": [Wrong("yes", TypeError)],
+        },
+    ),
+    Deferred: (
+        {"factory": list},
+        {
+            "factory": [Wrong(7, TypeError), Wrong(lambda one: one, TypeError, "factory=<function .* is not allowed")],
+            "length": [Wrong(-1, ValueError), Wrong("5", TypeError)],
+            "iterable": [Wrong("yes", TypeError), Wrong(None, TypeError)],
+        },
+    ),
+    PackedList: ({}, {"items": [Wrong(7, TypeError), Wrong(None, TypeError)]}),
+}
+
+
+def test_no_argument_is_missing() -> None:
+    for made, (_, rows) in OTHERS.items():
+        assert list(rows) == list(inspect.signature(made).parameters), made
+        assert all(cases for name, cases in rows.items() if name != "scheduling_strategy"), made
+    public = [getattr(headrace, name) for name in headrace.__all__]
+    kinds = (Order, Executor, World, Plan, Deferred, PackedList)
+    made = {one for one in public if isinstance(one, type) and issubclass(one, kinds)} - {Order, Executor}
+    assert made == OTHERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "case"),
+    [
+        pytest.param(made, name, case, id=f"{made.__name__}-{name}-{index}")
+        for made, (_, rows) in OTHERS.items()
+        for name, cases in rows.items()
+        for index, case in enumerate(cases)
+    ],
+)
+def test_a_wrong_argument(made: Callable[..., Any], name: str, case: Wrong) -> None:
+    with pytest.raises(case.error, match=case.text or re.escape(f"{name}={case.value!r} is not allowed")):
+        made(**OTHERS[made][0] | {name: case.value})
