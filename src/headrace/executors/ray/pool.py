@@ -12,14 +12,13 @@ from typing import Any, NoReturn
 from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_new
 from headrace.executors.base import Pool, name_task
 from headrace.executors.future import Future
-from headrace.executors.link.lending import Lender
-from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, Wire, no_answer
+from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, no_answer
 from headrace.executors.ray.actor import Actor, Setup, by_value, pickled, versions
 from headrace.executors.ray.cluster import LEFT, Head, Settings, few_started, none_started, room
+from headrace.executors.ray.connections import Connections
 from headrace.executors.ray.dispatch import Dispatcher, hedge
 from headrace.executors.ray.events import CopiedSlots, Copier, Event, EventQueue
 from headrace.executors.ray.idle import IDLE_ACTORS
-from headrace.executors.ray.listener import Listener
 from headrace.executors.ray.peer import Asked, RayPeer, describe_end
 from headrace.memory.slots import BufferPool, keep_freed_memory
 from headrace.system.interrupts import InterruptsHeld
@@ -66,17 +65,11 @@ class RayPool(Pool):
         self._started_s = self._checked_s = time.monotonic()
         self._few_warned = False
         self._peers: list[RayPeer] = []
-        self._wires: list[Wire] = []
-        self._lender = Lender()
         self._buffers = BufferPool(spare=2 * workers)
         keep_freed_memory()
         self._events = EventQueue()
         self._copier = Copier(ray, self._events, self._buffers)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._events.end, selectors.EVENT_READ, self._events)
-        self._listener = Listener(settings.shared_memory)
-        if self._listener.listener is not None:
-            self._selector.register(self._listener.listener, selectors.EVENT_READ, self._listener)
+        self._connections = Connections(self._events, settings.shared_memory)
         try:
             self._payload = ray.put(pickled(work))
             self._head = Head(ray)
@@ -92,7 +85,7 @@ class RayPool(Pool):
         self._started_actors += 1
         peer = RayPeer(worker, self._started_actors, actor, used, false_starts, self._dispatcher.ages)
         try:
-            self._begin(peer, self._listener.address)
+            self._begin(peer, self._connections.address)
         except BaseException:
             IDLE_ACTORS.end(self._head.job, actor)
             raise
@@ -136,23 +129,9 @@ class RayPool(Pool):
         elif peer.begun.near:
             peer.call = peer.actor.serve.remote()
             self._events.watch(peer.call, (peer, "served"))
-            self._connect(peer)
+            self._connections.connect(peer)
         else:
-            self._listener.disconnect(peer.ident)
-            peer.up = True
-
-    def _accept(self) -> None:
-        self._listener.accept()
-        for peer in self._peers:
-            self._connect(peer)
-
-    def _connect(self, peer: RayPeer) -> None:
-        """Use the sockets to a worker as soon as it is set up and both are connected."""
-        ends = self._listener.pair(peer.ident) if peer.begun is not None and peer.wire is None else None
-        if ends is not None:
-            peer.wire = Wire(*ends, peer.receive_answer)
-            self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
-            self._wires.append(peer.wire)
+            self._connections.disconnect(peer)
             peer.up = True
 
     def _lose(self, peer: RayPeer, error: BaseException | None, at_fault: bool = True) -> None:
@@ -165,7 +144,7 @@ class RayPool(Pool):
         """
         if not self._is_current(peer):
             return
-        self._dismiss(peer)
+        self._connections.disconnect(peer)
         IDLE_ACTORS.end(self._head.job, peer.actor)
         false_starts = 0 if peer.up else peer.false_starts + (not peer.used)
         owed = [one for one in peer.unanswered if not one.done()]
@@ -200,15 +179,6 @@ class RayPool(Pool):
 
     def _is_current(self, peer: RayPeer) -> bool:
         return self._peers[peer.worker] is peer and not peer.lost
-
-    def _dismiss(self, peer: RayPeer) -> None:
-        """Close the connections to a worker."""
-        wire, peer.wire = peer.wire, None
-        if wire is not None:
-            self._selector.unregister(wire.end)
-            self._wires.remove(wire)
-            wire.close()
-        self._listener.disconnect(peer.ident)
 
     def _refuse(self, refusal: Callable[[], NoReturn]) -> None:
         """Give up: all tasks, also later ones, raise."""
@@ -249,8 +219,7 @@ class RayPool(Pool):
                     calls = peer.ask(some)
                     self._events.watch(calls[0], (peer, "answered", some, calls))
                     continue
-                slots = self._lender.lend(peer.wire, len(peer.unanswered), self._wires, len(some))
-                peer.wire.hand(some, slots)
+                self._connections.send(peer, peer.wire, some)
 
     def _answered(self, peer: RayPeer, event: Event) -> None:
         """Receive answers through Ray, or the copied memory of their slots."""
@@ -317,30 +286,27 @@ class RayPool(Pool):
 
     def _pump(self, timeout_s: float) -> None:
         """Move bytes and deal tasks until something happened."""
-        for peer in self._peers:
-            if peer.wire is not None and peer.writes != bool(peer.wire.outbox):
-                events = selectors.EVENT_READ | (0 if peer.writes else selectors.EVENT_WRITE)
-                self._selector.modify(peer.wire.end, events, peer)
-                peer.writes = not peer.writes
-        ready = self._selector.select(timeout_s)
+        ready = self._connections.wait(self._peers, timeout_s)
         with InterruptsHeld():
-            for chosen, events in ready:
-                if chosen.data is self._events:
+            for source, flags in ready:
+                if isinstance(source, RayPeer):
+                    self._exchange(source, flags)
+                elif source is self._events:
                     self._handle_events()
-                elif chosen.data is self._listener:
-                    self._accept()
                 else:
-                    self._exchange(chosen.data, events)
+                    source.accept()
+                    for peer in self._peers:
+                        self._connections.connect(peer)
             if ready and self._dispatcher.ready:
                 self._deal()
             if time.monotonic() - self._checked_s > _CHECK_WORKERS_S:
                 self._check_workers()
 
-    def _exchange(self, peer: RayPeer, events: int) -> None:
+    def _exchange(self, peer: RayPeer, flags: int) -> None:
         """Send to a worker and receive from it, as far as its socket is ready."""
-        if peer.wire is not None and events & selectors.EVENT_WRITE:
+        if peer.wire is not None and flags & selectors.EVENT_WRITE:
             peer.wire.send()
-        if peer.wire is not None and events & selectors.EVENT_READ and not peer.wire.receive():
+        if peer.wire is not None and flags & selectors.EVENT_READ and not peer.wire.receive():
             why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
             self._lose(peer, ValueError(why) if why else None)
             if why and self.work.repeatable:
@@ -396,7 +362,7 @@ class RayPool(Pool):
     @property
     def slots(self) -> tuple[int, int]:
         """The number of slots and buffers that are mapped, and their bytes."""
-        sizes = [size for wire in self._wires for size in wire.loans.sizes()] + self._buffers.sizes()
+        sizes = self._connections.slot_sizes() + self._buffers.sizes()
         return len(sizes), sum(sizes)
 
     def close(self) -> None:
@@ -407,7 +373,7 @@ class RayPool(Pool):
             peers, self._peers = self._peers, []
             self._dispatcher.queue.clear()
             for peer in peers:
-                self._dismiss(peer)
+                self._connections.disconnect(peer)
                 peer.unanswered.clear()
                 if sys.is_finalizing():
                     continue
@@ -416,8 +382,7 @@ class RayPool(Pool):
                     IDLE_ACTORS.leave(self._head.job, given.options, peer.actor, peer.call, not peer.up, given.idle_s)
                 else:
                     IDLE_ACTORS.end(self._head.job, peer.actor)
-            self._selector.close()
+            self._connections.close()
             self._events.close()
             self._copier.close()
-            self._listener.close()
             self._payload = None
