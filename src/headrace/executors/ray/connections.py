@@ -8,14 +8,14 @@ from headrace.executors.link.lending import Lender
 from headrace.executors.link.wire import Wire
 from headrace.executors.ray.events import EventQueue
 from headrace.executors.ray.listener import Listener
-from headrace.executors.ray.peer import Asked, RayPeer
+from headrace.executors.ray.peer import RayFuture, RayPeer
 
 
 class Connections:
     """The sockets of one pool.
 
     Args:
-        events: The pool's events; they end a wait, too.
+        events: The pool's events. A new event ends a wait, too.
         shared_memory: Whether workers on the rank's own host may connect.
 
     Attributes:
@@ -39,15 +39,15 @@ class Connections:
             For each ready socket its `RayPeer`, `Listener` or `EventQueue`, and the selector's flags.
         """
         for peer in peers:
-            if peer.wire is not None and peer.writes != bool(peer.wire.outbox):
-                flags = selectors.EVENT_READ | (0 if peer.writes else selectors.EVENT_WRITE)
+            if peer.wire is not None and peer.awaits_writable != bool(peer.wire.outbox):
+                flags = selectors.EVENT_READ | (0 if peer.awaits_writable else selectors.EVENT_WRITE)
                 self._selector.modify(peer.wire.end, flags, peer)
-                peer.writes = not peer.writes
+                peer.awaits_writable = not peer.awaits_writable
         return [(key.data, flags) for key, flags in self._selector.select(timeout_s)]
 
     def connect(self, peer: RayPeer) -> None:
         """Use the sockets to a worker as soon as it is set up and both are connected."""
-        ends = self._listener.pair(peer.ident) if peer.begun is not None and peer.wire is None else None
+        ends = self._listener.pair(peer.ident) if peer.setup_result is not None and peer.wire is None else None
         if ends is not None:
             peer.wire = Wire(*ends, peer.receive_answer)
             self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
@@ -63,7 +63,7 @@ class Connections:
             wire.close()
         self._listener.disconnect(peer.ident)
 
-    def send(self, peer: RayPeer, wire: Wire, futures: Sequence[Asked]) -> None:
+    def send(self, peer: RayPeer, wire: Wire, futures: Sequence[RayFuture]) -> None:
         """Send a worker tasks in one message, along with the slots that it may use again."""
         wire.hand(futures, self._lender.lend(wire, len(peer.unanswered), self._wires, len(futures)))
 
@@ -72,6 +72,6 @@ class Connections:
         return [size for wire in self._wires for size in wire.loans.sizes()]
 
     def close(self) -> None:
-        """Stop listening and waiting; the workers are disconnected before."""
+        """Stop listening and waiting. All workers must be disconnected."""
         self._selector.close()
         self._listener.close()
