@@ -146,7 +146,7 @@ def head_lost(cluster: Cluster) -> dict[str, Any]:
         next(reader)
         wait_for_workers(reader)
         list(reader)
-    worker = loaders["with a worker"]._iterator._peers[0].begun.pid
+    worker = loaders["with a worker"]._iterator._peers[0].setup_result.pid
     os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
     began_s = time.monotonic()
