@@ -46,7 +46,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
 
 
 def machine() -> str:
-    """Describe what the figures were measured on."""
+    """Describe the machine and the versions that the figures were measured with."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -59,17 +59,17 @@ def machine() -> str:
 
 
 def ticks() -> tuple[int, int]:
-    """Return the CPUs' time since the machine started, and how much of it a hypervisor gave to others; 0 if unknown."""
+    """Return the CPU time since the machine started, and how much a hypervisor gave to other machines; 0 if unknown."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0, 0
-    # User, nice, system, idle, waiting, interrupts, soft interrupts, stolen; what follows is in the first two.
+    # User, nice, system, idle, waiting, interrupts, soft interrupts, stolen; later fields are counted in the first two.
     fields = [*map(int, stat.read_text().splitlines()[0].split()[1:9])]
     return sum(fields), fields[7]
 
 
 def main() -> None:
-    """Run the benchmarks that were named, or all."""
+    """Run the named benchmarks, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")

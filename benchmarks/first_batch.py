@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as Torch, DistributedSampler
 from headrace import DataLoader, World
 def make(n):
     {make}
-next(iter(make(1000)))  # what only the first call in a process costs
+next(iter(make(1000)))  # costs that only the first call in a process has
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 next(iter(make({length})))
@@ -36,7 +36,7 @@ def measure(make: str, length: int) -> tuple[float, ...]:
 
 
 def first_batch() -> Iterator[Row]:
-    """Compare the first of 10^12 samples' batches with torch's and DistributedSampler's of 10^8."""
+    """Compare the first batch of 10^12 samples with that of torch and DistributedSampler of 10^8."""
     yield from less_is_better(
         {"first batch of 10^12 shuffled, 8 ranks": "ms", "memory for it": "MiB"},
         lambda: measure(MAKE_OURS, OURS),

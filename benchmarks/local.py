@@ -1,4 +1,4 @@
-"""Local workers beside torch's: moving batches, the rank's own cost, and starting."""
+"""Local workers compared with torch's: moving batches, the rank's own CPU time, and starting."""
 
 import gc
 import time
@@ -24,11 +24,11 @@ with warnings.catch_warnings():
 
 RUNS = 7
 WARM_UP = 6
-"""Batches that are not counted: workers start, slots are made."""
+"""The first batches, which are not counted: workers start, slots are made."""
 
 
 class Repeated(Dataset[Any]):
-    """One sample again and again, made by a function of no arguments: moving batches is all the work there is."""
+    """Samples made by a function without arguments, at no cost: moving batches is the only work."""
 
     def __init__(self, make: Callable[[], Any], length: int) -> None:
         self.make = make
@@ -76,7 +76,7 @@ def beside_torch(
     rival: tuple[str, Any] = ("torch", Torch),
     **options: Any,
 ) -> list[Row]:
-    """Compare on one dataset object, in turn."""
+    """Compare with torch's loader, or another rival, on one dataset object, in turn."""
     dataset = Repeated(make, batches * batch_size)
     return less_is_better(
         {f"{name}, {workers} worker(s)": "ms", f"{name}, {workers} worker(s), rank CPU": "us"},
@@ -88,7 +88,7 @@ def beside_torch(
 
 
 def copied(megabytes: float) -> tuple[float, ...]:
-    """Return the milliseconds that copying so much between two warm buffers takes, as nothing can be faster."""
+    """Return the milliseconds of copying this many bytes between two warm buffers: nothing can be faster."""
     source = np.ones(int(megabytes * 1e6), np.uint8)
     target = source.copy()
     start = time.perf_counter()
@@ -98,7 +98,7 @@ def copied(megabytes: float) -> tuple[float, ...]:
 
 
 def limits() -> Iterator[Row]:
-    """Compare default collation with the least it could cost: one copy of the batch, on one core."""
+    """Compare default collation with its lower limit: one copy of the batch, on one core."""
     for name, sample, batches, batch_size in (
         ("38 MB float32, default collation", torch.rand(3, 224, 224), 40, 64),
         ("4.8 MB uint8, default collation", torch.zeros(3, 224, 224, dtype=torch.uint8), 100, 32),
@@ -120,7 +120,7 @@ def transfer() -> Iterator[Row]:
     digit = torch.rand(1, 28, 28)
     small = torch.zeros(3, 224, 224, dtype=torch.uint8)
     array = image.numpy()
-    # Distinct objects: pickle sends an object that occurs twice only once.
+    # Different objects: pickle sends an object that occurs twice only once.
     arrays, texts = cycle([array.copy() for _ in range(64)]), cycle([bytes([one]) * 602_112 for one in range(64)])
     blob = bytes(38_000_000)
     for workers in (1, 2):
@@ -139,10 +139,10 @@ def transfer() -> Iterator[Row]:
 
 
 def epochs(kind: Any, dataset: Dataset[Any], count: int) -> tuple[float, ...]:
-    """Return the milliseconds for each of so many epochs in a row, of ten batches by four new workers.
+    """Return the milliseconds per epoch of several in a row, each of ten batches by four new workers.
 
-    What we leave to the background (the workers' ends) is waited for off the clock after the last, lest it falls on the
-    rival's turn; what there is of it before falls on the next epoch.
+    Our workers end in the background. After the last epoch this is waited for, but not counted, so that it does not
+    slow the rival's run; before that it overlaps the next epoch.
     """
     start = time.perf_counter()
     for _ in range(count):
@@ -153,7 +153,7 @@ def epochs(kind: Any, dataset: Dataset[Any], count: int) -> tuple[float, ...]:
 
 
 class Collecting(Dataset[float]):
-    """What a worker's own memory is, in MiB, after it has looked through all of it for garbage."""
+    """Yields a worker's own memory, in MiB, after it has collected garbage."""
 
     def __len__(self) -> int:
         return 1
@@ -164,7 +164,7 @@ class Collecting(Dataset[float]):
 
 
 def own_memory(kind: Any) -> tuple[float, ...]:
-    """Return the MiB that a forked worker shares with nobody after a full collection of garbage."""
+    """Return the MiB that a forked worker does not share, after a full garbage collection."""
     return tuple(kind(Collecting(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
 
 

@@ -1,4 +1,4 @@
-"""Data that lies in memory, read without workers: the loader's own cost is all there is."""
+"""Data in memory, read without workers: the loader's own cost is the only cost."""
 
 import time
 import warnings
@@ -41,7 +41,7 @@ def permuted(data: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class Uncounted:
-    """A reader of ours that counts nothing and looks at no clock."""
+    """A reader of ours that counts nothing and reads no clock."""
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader

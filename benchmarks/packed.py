@@ -1,4 +1,4 @@
-"""Five million strings in a dataset: the memory that forked workers copy, and what packing them costs."""
+"""Five million strings in a dataset: the memory that forked workers copy, and the cost of packing the strings."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How long the next batch takes when a worker is killed: beside starting torch's loader again, and beside no kill."""
+"""The time of the next batch when a worker is killed, compared with starting torch's loader again, and with no kill."""
 
 import os
 import signal
@@ -18,10 +18,10 @@ from headrace import DataLoader
 RUNS = 21
 
 WARM_UP = 12
-"""Batches before the kill: the workers are up, and as far ahead as they may be."""
+"""Batches before the kill: the workers have started, and have prefetched all they may."""
 
 AFTER = 12
-"""Batches after it: those that were asked for before are among them."""
+"""Batches after the kill; those that were asked for before it are among them."""
 
 TASK_S = 0.005
 
@@ -38,7 +38,7 @@ class Slow(Dataset[torch.Tensor]):
 
 
 def read(reader: Iterator[Any], count: int) -> float:
-    """Read so many batches; return the longest that one took, in milliseconds."""
+    """Read a number of batches; return the longest time of one, in milliseconds."""
     longest = 0.0
     for _ in range(count):
         began = time.perf_counter()
@@ -48,7 +48,7 @@ def read(reader: Iterator[Any], count: int) -> float:
 
 
 def recovered(start_method: str, kill: bool = True) -> tuple[float, ...]:
-    """Return the longest that one batch takes after a worker is killed, or is not."""
+    """Return the longest time of a batch after a worker is killed, or at the same place without a kill."""
     reader: Any = iter(DataLoader(Slow(), num_workers=2, seed=0, multiprocessing_context=start_method))
     read(reader, WARM_UP)
     if kill:
@@ -57,13 +57,13 @@ def recovered(start_method: str, kill: bool = True) -> tuple[float, ...]:
 
 
 def started_again(start_method: str) -> tuple[float, ...]:
-    """Return how long it takes from a kill to torch's error and on to the first batch of another pass."""
+    """Return the time from a kill, over torch's error, to the first batch of another pass."""
     loader = Torch(Slow(), num_workers=2, multiprocessing_context=start_method)
     reader: Any = iter(loader)
     read(reader, WARM_UP)
     began = time.perf_counter()
     os.kill(reader._workers[0].pid, signal.SIGKILL)
-    # The latter two where a batch of the dead one was on its way. Its traceback would keep the old workers.
+    # OSError and EOFError if a batch of the dead worker was on its way. A kept traceback would keep the old workers.
     with suppress(RuntimeError, OSError, EOFError):
         read(reader, AFTER)
         raise AssertionError("torch's loader has survived the death of a worker")
@@ -73,7 +73,7 @@ def started_again(start_method: str) -> tuple[float, ...]:
 
 
 def recovery() -> Iterator[Row]:
-    """Compare by two start methods, and with the same where nobody is killed."""
+    """Compare for two start methods, and with the same run without a kill."""
     again = "torch, started again after its error"
     for start_method, runs in (("fork", RUNS), ("spawn", 3)):
         ours: Callable[[], tuple[float, ...]] = partial(recovered, start_method)

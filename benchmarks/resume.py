@@ -1,4 +1,4 @@
-"""Stopping and going on: the first batch after a resume, a state at each step, and what seeding every sample costs."""
+"""Resuming: the first batch after it, the cost of a state at each step, and the cost of seeding every sample."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def per_step(make: Callable[..., Any], workers: int, take: bool, **options: Any)
 
 
 def our_states(workers: int) -> tuple[float, ...]:
-    """Return what a state at each step costs, in microseconds: the call is all there is, steps know nothing of it."""
+    """Return the cost of a state at each step, in microseconds: the call alone, since steps do no work for it."""
     numbers: Any = range(BATCH_SIZE * STEPS)
     made = DataLoader(numbers, batch_size=BATCH_SIZE, num_workers=workers, collate_fn=first, seed=1)
     spent = 0.0
@@ -81,13 +81,13 @@ def our_states(workers: int) -> tuple[float, ...]:
 
 
 def their_states(workers: int) -> tuple[float, ...]:
-    """Return the same of torchdata's default: a step with states, less one of a loader that never takes a snapshot."""
+    """Return the same for torchdata's default: a step with states, less a step without any snapshot."""
     without = per_step(StatefulDataLoader, workers, False, snapshot_every_n_steps=10**9)
     return (per_step(StatefulDataLoader, workers, True) - without,)
 
 
 class Nothing(torch.utils.data.Dataset[int]):
-    """Samples that cost nothing, so that what is left is seeding."""
+    """Samples that cost nothing, so that only seeding is measured."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -111,12 +111,12 @@ def per_sample(**options: Any) -> float:
 
 
 def seeded() -> tuple[float, ...]:
-    """Return what keyed randomness adds to a sample, in microseconds: a plan's epoch less one in torch's own order."""
+    """Return the cost of keyed randomness per sample, in microseconds: a plan's epoch, less one in torch's order."""
     return (per_sample(seed=1) - per_sample(),)
 
 
 def bare() -> tuple[float, ...]:
-    """Return the microseconds of seeding the three generators, and no more."""
+    """Return the microseconds of the three seeding calls alone."""
     start = time.perf_counter()
     for number in range(SAMPLES):
         torch.default_generator.manual_seed(number)
@@ -126,7 +126,7 @@ def bare() -> tuple[float, ...]:
 
 
 def resume() -> Iterator[Row]:
-    """Compare a resume with a fresh start, states with torchdata's, and seeding with the three calls it consists of."""
+    """Compare a resume with a fresh start, states with torchdata's, and seeding with its three calls."""
     state = loader().state_dict() | {"samples": STEP * BATCH_SIZE % OURS}
     yield from less_is_better(
         {"first batch, resumed at step 10^6 of 10^9 samples": "ms"},

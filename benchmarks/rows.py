@@ -1,4 +1,4 @@
-"""What a benchmark yields, and how two ways of doing the same are timed against each other."""
+"""The rows that a benchmark yields, and timing two ways of doing the same in turn."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One figure beside a rival's.
+    """One figure, compared with a rival's.
 
     Attributes:
         name: What was measured.
         ours: Our median.
         rival: The rival's median.
-        rival_name: Who that is, and on what if not the same.
-        unit: Of both.
-        ratio: How many times better ours is.
+        rival_name: The rival, and its data if not the same.
+        unit: The unit of both.
+        ratio: The rival's median over ours.
         runs: How often each was run, in turn.
-        spread: Largest minus smallest of our runs over their median.
+        spread: The largest less the smallest of our runs, over their median.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Row:
 
 
 Runs = Sequence[tuple[float, ...]]
-"""What each run of one way of doing something returned."""
+"""The figures that each run of one way returned."""
 
 
 def in_turn(ways: Mapping[str, Callable[[], tuple[float, ...]]], runs: int) -> dict[str, Runs]:
-    """Run each way once, then each again, so many times, so that a busy moment is nobody's alone."""
+    """Run each way once, then each again, and so on, so that a busy moment does not affect one way alone."""
     taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
     for _ in range(runs):
         for name, run in ways.items():
@@ -56,7 +56,7 @@ def compared(names: dict[str, str], ours: Runs, rival: Runs, rival_name: str) ->
         names: Each figure's name and unit, in the order of the runs' tuples.
         ours: Our runs.
         rival: The rival's.
-        rival_name: Who that is.
+        rival_name: The rival.
     """
     rows = []
     for number, (name, unit) in enumerate(names.items()):
@@ -80,7 +80,7 @@ def less_is_better(
         names: Each figure's name and unit, in the order of the returned tuples.
         ours: One run of ours.
         rival: One run of the rival's.
-        rival_name: Who that is.
+        rival_name: The rival.
         runs: How often to run each.
     """
     taken = in_turn({"ours": ours, "rival": rival}, runs)

@@ -1,4 +1,4 @@
-"""Samples that take their time: slow storage, and decoders that release the GIL."""
+"""Samples that take long: slow storage, and decoders that release the GIL."""
 
 import random
 import time
@@ -37,7 +37,7 @@ class Remote(Dataset[int]):
 
 
 class Packed(Dataset[Any]):
-    """Images of 600 KB that zlib, which releases the GIL, unpacks in some milliseconds."""
+    """Images of 600 KB that zlib unpacks in a few milliseconds; it releases the GIL."""
 
     def __init__(self) -> None:
         pixels = np.random.default_rng(0).integers(0, 8, (224, 224, 12), np.uint8)
@@ -53,7 +53,7 @@ class Packed(Dataset[Any]):
 def per_batch(kind: Any, dataset: Dataset[Any], batch_size: int, **options: Any) -> tuple[float, ...]:
     """Return the milliseconds per batch."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about draws, and workers beyond the CPUs
+        warnings.simplefilter("ignore")  # about random draws, and more workers than CPUs
         reader = iter(kind(dataset, batch_size=batch_size, num_workers=2, **options))
         for _ in range(WARM_UP):
             next(reader)

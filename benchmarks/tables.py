@@ -1,4 +1,4 @@
-"""The tables in docs/performance.md: their rows are replaced by those of a run."""
+"""Replaces rows in the tables of docs/performance.md by the rows of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from benchmarks.rows import Row
 
 
 def cells(row: Row) -> list[str]:
-    """Return a row as the page has it."""
+    """Return the cells of a row as the page has them."""
     ours, rival = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in (row.ours, row.rival))
     ratio = f"{row.ratio:,.0f}" if row.ratio >= 100 else f"{row.ratio:.2g}"
     runs = f"{row.runs}, {row.spread:.0%}"
@@ -15,7 +15,7 @@ def cells(row: Row) -> list[str]:
 
 
 def update(page: Path, rows: Sequence[Row]) -> list[str]:
-    """Replace the rows on a page that say the same of the same rival; return those that are not on it."""
+    """Replace the rows on a page that have the same name and rival; return those that are not on it."""
     fresh = {(row.name, row.rival_name): f"| {' | '.join(cells(row))} |" for row in rows}
     lines = []
     for line in page.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The smallest honest DDP script: torchrun --nproc-per-node=2 examples/ddp.py."""
+"""A small, complete DDP script: torchrun --nproc-per-node=2 examples/ddp.py."""
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ def main():
     images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
     train, test = random_split(TensorDataset(images, torch.tensor(digits.target)), [0.8, 0.2])
 
-    # Here stood a DistributedSampler for each loader. Every rank reads its share of an epoch all the same.
+    # No DistributedSampler is needed: every rank reads its share of an epoch.
     loader = DataLoader(train, batch_size=32, shuffle=True, num_workers=1, persistent_workers=True)
     # DistributedSampler would count some test samples twice. Exact shares differ by up to one sample.
     held_out = DataLoader(test, batch_size=32, tail="exact")
@@ -28,7 +28,7 @@ def main():
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(12):
-        # Here stood sampler.set_epoch(epoch), without which every epoch would come in the same order.
+        # No sampler.set_epoch(epoch) is needed: every epoch has another order.
         for x, y in loader:
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
@@ -38,7 +38,7 @@ def main():
     right_and_all = torch.zeros(2)
     with torch.no_grad():
         for x, y in held_out:
-            # The bare module: a rank may have a batch less, so nothing in this loop may wait for the others.
+            # model.module: a rank may have one batch less, so nothing in this loop may wait for other ranks.
             right = model.module(x).argmax(1) == y
             right_and_all += torch.tensor([right.sum(), len(y)])
     dist.all_reduce(right_and_all)

@@ -1,4 +1,4 @@
-"""Killed at any moment, it goes on as if nothing had been: torchrun --nproc-per-node=2 examples/ddp_resume.py FILE."""
+"""Can be killed at any moment and goes on exactly: torchrun --nproc-per-node=2 examples/ddp_resume.py FILE."""
 
 import hashlib
 import os
@@ -57,7 +57,7 @@ def main(path):
             steps += 1
             if steps % SAVE_EVERY == 0 and dist.get_rank() == 0:  # the loader's state is the same on every rank
                 torch.save({name: part.state_dict() for name, part in parts.items()}, f"{path}.new")
-                os.replace(f"{path}.new", path)  # whole or not at all
+                os.replace(f"{path}.new", path)  # the file is replaced completely or not at all
 
     if dist.get_rank() == 0:
         weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())

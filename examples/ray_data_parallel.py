@@ -13,7 +13,7 @@ from headrace import DataLoader
 
 
 class Shaken(Dataset):
-    """Digits, each moved by up to a pixel and under noise: other random numbers would train other weights."""
+    """Digits, shifted by up to a pixel, with noise: other random numbers would train other weights."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -38,12 +38,12 @@ def main():
     images, labels = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None], torch.tensor(digits.target)
     train, test = torch.randperm(len(labels)).split([1408, 389])
 
-    # The one word: inline, in processes of this machine, or on Ray, the batches are the same bits.
+    # Only `executor` changes: inline, in local processes, or on Ray, the batches are the same bits.
     shaken = Shaken(images[train], labels[train])
     options = {"seed": 0, "num_workers": 2, "persistent_workers": True, "executor": given.executor}
     loader = DataLoader(shaken, batch_size=64, shuffle=True, pin_memory=torch.cuda.is_available(), **options)
 
-    # One process reads whole batches, and DataParallel deals each over the devices: for the loader they are one rank.
+    # One process reads whole batches, and DataParallel splits each over the devices: for the loader this is one rank.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     count = torch.cuda.device_count()
     print(f"{count} GPUs share each batch" if count else "no GPU here: DataParallel hands whole batches to the module")

@@ -1,4 +1,4 @@
-"""Ranks under DistributedDataParallel, each with Ray workers of its own, all of them in one cluster.
+"""Ranks under DistributedDataParallel, each with its own Ray workers, all in one cluster.
 
 ray start --head                    # once, on the first machine; others: ray start --address=<what it printed>
 torchrun --nproc-per-node=2 examples/ray_ddp.py --executor ray
@@ -19,7 +19,7 @@ from headrace import DataLoader
 
 
 class Shaken(Dataset):
-    """Digits, each moved by up to a pixel and under noise: other random numbers would train other weights."""
+    """Digits, shifted by up to a pixel, with noise: other random numbers would train other weights."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -45,8 +45,8 @@ def main():
     images, labels = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None], torch.tensor(digits.target)
     train, test = torch.randperm(len(labels)).split([1408, 389])
 
-    # Each rank reads its share: no DistributedSampler, no set_epoch. It asks for its own workers where RAY_ADDRESS, or
-    # a cluster on its machine, is; and the batches are those that it would have made itself.
+    # Each rank reads its share: no DistributedSampler, no set_epoch. It asks the cluster at RAY_ADDRESS, or one on its
+    # machine, for its own workers; the batches are those that it would have made itself.
     shaken = Shaken(images[train], labels[train])
     options = {"num_workers": 1, "persistent_workers": True, "executor": given.executor}
     loader = DataLoader(shaken, batch_size=64 // dist.get_world_size(), shuffle=True, seed=0, **options)
@@ -69,7 +69,7 @@ def main():
     model.eval()
     with torch.no_grad():
         for x, y in held_out:
-            # The bare module: a rank may have a batch less, so nothing in this loop may wait for the others.
+            # model.module: a rank may have one batch less, so nothing in this loop may wait for other ranks.
             figures[2:] += torch.tensor([(model.module(x).argmax(1) == y).sum(), len(y)])
     dist.all_reduce(figures)
     if dist.get_rank() == 0:

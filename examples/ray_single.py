@@ -1,4 +1,4 @@
-"""One process trains, and its samples are made on Ray: python examples/ray_single.py --executor ray."""
+"""One process trains, and Ray makes its samples: python examples/ray_single.py --executor ray."""
 
 import argparse
 import time
@@ -13,7 +13,7 @@ from headrace import DataLoader
 
 
 class Shaken(Dataset):
-    """Digits, each moved by up to a pixel and under noise: other random numbers would train other weights."""
+    """Digits, shifted by up to a pixel, with noise: other random numbers would train other weights."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -38,7 +38,7 @@ def main():
     images, labels = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None], torch.tensor(digits.target)
     train, test = torch.randperm(len(labels)).split([1408, 389])
 
-    # The one word: inline, in processes of this machine, or on Ray, the batches are the same bits.
+    # Only `executor` changes: inline, in local processes, or on Ray, the batches are the same bits.
     shaken = Shaken(images[train], labels[train])
     options = {"seed": 0, "num_workers": 2, "persistent_workers": True, "executor": given.executor}
     loader = DataLoader(shaken, batch_size=64, shuffle=True, **options)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "headrace"
-MOST_LINES = 500
+MOST_LINES = 450
 PURE = {"numpy", "headrace", "hashlib", "math", "operator", "functools", "collections", "dataclasses", "typing", "abc"}
 MODULES = sorted(SOURCE.rglob("*.py"))
 PYTHON_FILES = sorted(

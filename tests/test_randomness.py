@@ -15,23 +15,23 @@ from torch.utils.data._utils.worker import _generate_state
 import headrace
 from headrace.randomness import (
     COLLATION,
-    Drawing,
     Generators,
+    KeyedGenerators,
     Keys,
     Lease,
     LeaseEnded,
     _seed_numpy,
     callers_generators_kept,
-    here,
     seed_from_words,
     seed_worker,
+    thread_randomness,
 )
 
 
 @pytest.fixture(autouse=True)
 def _outside() -> Any:
     yield
-    here.drawing = None
+    thread_randomness.keyed = None
 
 
 def draws() -> tuple[float, float]:
@@ -39,13 +39,13 @@ def draws() -> tuple[float, float]:
     return headrace.rng().random(), torch.rand((), generator=headrace.torch_rng()).item()
 
 
-def drawing() -> Drawing:
-    assert here.drawing is not None
-    return here.drawing
+def keyed() -> KeyedGenerators:
+    assert thread_randomness.keyed is not None
+    return thread_randomness.keyed
 
 
 def at(seed: int, epoch: int, numbers: list[int], place: int) -> tuple[float, float]:
-    here.drawing = Drawing(Keys(seed, epoch, numbers), place)
+    thread_randomness.keyed = KeyedGenerators(Keys(seed, epoch, numbers), place)
     return draws()
 
 
@@ -62,19 +62,19 @@ def test_a_sample_goes_on_drawing_and_the_next_begins_anew() -> None:
     second = draws()
     assert second != first
     assert at(0, 0, [5, 6], 0) == first, "the same batch, begun again"
-    drawing().place = 1
+    keyed().place = 1
     assert draws() not in (first, second)
 
 
 def test_threads_have_their_own() -> None:
     expected = at(0, 0, [5, 6], 0)
     seen: list[Any] = []
-    drawing().place = 1
+    keyed().place = 1
     thread = threading.Thread(target=lambda: seen.append(at(0, 0, [5, 6], 0)))
     thread.start()
     thread.join()
     assert seen == [expected]
-    assert drawing().place == 1
+    assert keyed().place == 1
 
 
 def test_outside_of_a_batch_torchs_seed_rules() -> None:
@@ -125,7 +125,7 @@ def test_no_interrupt_leaves_a_batch_in_work_behind(dataset: Any, options: dict[
 
     def watch(frame: Any, event: str, argument: Any) -> None:
         name = frame.f_code.co_qualname
-        if here.drawing is not None or (events and name == "Worker.run" and events[-1][1] != name):
+        if thread_randomness.keyed is not None or (events and name == "Worker.run" and events[-1][1] != name):
             events.append((event, name))
 
     before = sys.getprofile()
@@ -140,14 +140,14 @@ def test_no_interrupt_leaves_a_batch_in_work_behind(dataset: Any, options: dict[
     # Python lets interrupts in where something is called, so that nothing may be called between the two.
     assert end == ("return", "Worker.run")
     assert last_inside[0] == "return"
-    assert here.drawing is None
+    assert thread_randomness.keyed is None
 
 
 def test_a_lease_that_has_ended_sets_no_generators_any_more() -> None:
     seen: list[str] = []
 
     def work(lease: Lease) -> None:
-        here.lease = lease
+        thread_randomness.lease = lease
         inner = Lease()
         with callers_generators_kept():
             seed_from_words([1, 2, 3])
@@ -155,7 +155,7 @@ def test_a_lease_that_has_ended_sets_no_generators_any_more() -> None:
         before = Generators()
         lease.end()
         for one in (lease, inner):
-            here.lease = one
+            thread_randomness.lease = one
             for act in (before.restore, lambda: seed_from_words([1, 2, 3])):
                 with pytest.raises(LeaseEnded):
                     act()

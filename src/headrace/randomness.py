@@ -26,8 +26,8 @@ def seed_from_words(words: Sequence[int]) -> None:
     Raises:
         LeaseEnded: The thread had a lease of the generators that was ended.
     """
-    if here.lease is not None:
-        with here.lease:
+    if thread_randomness.lease is not None:
+        with thread_randomness.lease:
             _seed(*words)
     else:
         _seed(*words)
@@ -95,8 +95,8 @@ class Generators:
         Raises:
             LeaseEnded: The thread had a lease of the generators that was ended.
         """
-        if here.lease is not None:
-            with here.lease:
+        if thread_randomness.lease is not None:
+            with thread_randomness.lease:
                 self._restore()
         else:
             self._restore()
@@ -121,7 +121,7 @@ _kept = threading.Condition()
 
 def _kept_here() -> threading.Condition:
     """Return what the thread that uses the generators holds."""
-    return _kept if here.lease is None else here.lease.kept
+    return _kept if thread_randomness.lease is None else thread_randomness.lease.kept
 
 
 class LeaseEnded(BaseException):
@@ -142,7 +142,7 @@ class Lease:
 
     def __init__(self) -> None:
         self.kept = threading.Condition()
-        self._of = here.lease
+        self._of = thread_randomness.lease
         self._lock: threading.Lock = threading.Lock() if self._of is None else self._of._lock
         self._ended = False
 
@@ -175,7 +175,7 @@ def callers_generators_kept() -> Iterator[None]:
     with InterruptsHeld() as held, _kept_here():
         callers = Generators()
         try:
-            with held.let():
+            with held.allowed():
                 yield
         finally:
             callers.restore()
@@ -214,7 +214,7 @@ COLLATION = -1
 """In the place of a sample's place in its batch: the batch as a whole."""
 
 
-class Drawing:
+class KeyedGenerators:
     """What the generators of the batch in work are keyed by, and those that were asked for.
 
     Args:
@@ -228,7 +228,7 @@ class Drawing:
         self.keys, self.place = keys, place
         self._made: dict[str, tuple[int, Any]] = {}
 
-    def anew(self) -> None:
+    def restart(self) -> None:
         """Have the place in work begin again with its first numbers."""
         self._made.clear()
 
@@ -243,16 +243,16 @@ class Drawing:
         return generator
 
 
-class Here(threading.local):
+class ThreadRandomness(threading.local):
     """Where this thread's work stands.
 
     Attributes:
-        drawing: The batch in work; None outside of one. Whoever sets it puts it back by an assignment in a `finally`:
+        keyed: The batch in work; None outside of one. Whoever sets it puts it back by an assignment in a `finally`:
             within a call, were it only to a method, an interrupt could come first.
         lease: What it may set the global generators by; None if that depends on nobody.
     """
 
-    drawing: Drawing | None = None
+    keyed: KeyedGenerators | None = None
     lease: Lease | None = None
 
     def __init__(self) -> None:
@@ -260,21 +260,21 @@ class Here(threading.local):
 
     def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
         """Return the batch's generator of a kind, or outside of one that which `torch.manual_seed` seeds."""
-        if self.drawing is not None:
-            return self.drawing.generator(kind, make)
+        if self.keyed is not None:
+            return self.keyed.generator(kind, make)
         seed = torch.initial_seed() % 2**64
         if self._outside.get(kind, (None,))[0] != seed:
             self._outside[kind] = seed, make(key(f"{kind} outside", seed))
         return self._outside[kind][1]
 
 
-here = Here()
+thread_randomness = ThreadRandomness()
 
 
 def _forget_threads() -> None:
     """Begin anew in a forked process, which has none of them, with generators of its own."""
     global _kept
-    _kept, here.lease = threading.Condition(), None
+    _kept, thread_randomness.lease = threading.Condition(), None
 
 
 if hasattr(os, "register_at_fork"):
@@ -288,7 +288,7 @@ def rng() -> np.random.Generator:
     in threads, which share the global generators. Call it where you draw, and do not keep it. In an iterable dataset
     it is the batch's; outside of a loader's work it is one that `torch.manual_seed` seeds.
     """
-    generator: np.random.Generator = here.generator("numpy", _numpy_generator)
+    generator: np.random.Generator = thread_randomness.generator("numpy", _numpy_generator)
     return generator
 
 
@@ -297,7 +297,7 @@ def torch_rng() -> torch.Generator:
 
     Pass it on: `torch.rand(3, generator=headrace.torch_rng())`.
     """
-    generator: torch.Generator = here.generator("torch", _torch_generator)
+    generator: torch.Generator = thread_randomness.generator("torch", _torch_generator)
     return generator
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace.memory.pickling import encode
-from headrace.memory.unpicklable import culprit
+from headrace.memory.unpicklable import unpicklable_part
 
 Pair = namedtuple("Pair", "left right")
 
@@ -64,13 +64,13 @@ def tagged() -> torch.Tensor:
 def test_the_path_is_named(batch: Any, where: str) -> None:
     with pytest.raises(Exception, match="pickle") as caught:
         encode(batch)
-    assert culprit(batch, "batch", caught.value) == where
+    assert unpicklable_part(batch, "batch", caught.value) == where
 
 
 def test_what_a_process_inherits_is_not_to_blame() -> None:
     """A lock for processes is refused here, but not while a process is being started."""
     dataset = Box(shared=multiprocessing.Lock(), own=threading.Lock())
-    assert culprit(dataset, "dataset", TypeError()) == "dataset.own is a _thread.lock"
+    assert unpicklable_part(dataset, "dataset", TypeError()) == "dataset.own is a _thread.lock"
 
 
 def test_depth_has_an_end() -> None:
@@ -79,5 +79,5 @@ def test_depth_has_an_end() -> None:
     deep: Any = threading.Lock()
     for _ in range(100):
         deep = [nested, deep]
-    assert culprit(deep, "batch", TypeError()).startswith("batch[1][1][1]")
-    assert culprit([1, 2], "batch", TypeError()) == "batch is a list"
+    assert unpicklable_part(deep, "batch", TypeError()).startswith("batch[1][1][1]")
+    assert unpicklable_part([1, 2], "batch", TypeError()) == "batch is a list"

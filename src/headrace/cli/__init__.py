@@ -6,7 +6,7 @@ from headrace.errors import MissingExtra
 
 
 def main() -> None:
-    """Run the command line; without the extra that brings it, say so and exit with code 1."""
+    """Run the command line. If the extra `cli` is not installed, say so and exit with code 1."""
     try:
         _run()
     except MissingExtra as error:

@@ -42,9 +42,11 @@ def plan(
     tail: Annotated[str, typer.Option(help="End of the epoch: pad, drop or exact.")] = "pad",
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle, as the loader would.")] = False,
     epoch: Annotated[int, typer.Option(help="Which epoch, from 0; matters with --shuffle.")] = 0,
-    seed: Annotated[int, typer.Option(help="Keys the shuffle.")] = 0,
-    cursor: Annotated[int, typer.Option(help="Begin here: so many samples of the epoch were read before.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything, as one JSON object.")] = False,
+    seed: Annotated[int, typer.Option(help="The seed of the shuffle.")] = 0,
+    cursor: Annotated[
+        int, typer.Option(help="Begin here: the number of samples of the epoch that were read before.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole epoch as one JSON object.")] = False,
 ) -> None:
     """Show which rank reads which samples at which step, without a dataset or a process group."""
     try:
@@ -60,30 +62,31 @@ def plan(
 
 @app.command()
 def demo() -> None:
-    """Train on real digits with two ranks, and check on the way what headrace claims."""
+    """Train on real digits with two ranks, and check what headrace claims."""
     raise typer.Exit(run_demo(Console(highlight=False)))
 
 
 @app.command()
 def verify(
     factory: Annotated[
-        str, typer.Argument(help="What makes the loader, called without arguments: pkg.module:name or file.py:name.")
+        str,
+        typer.Argument(help="The function that makes the loader, without arguments: pkg.module:name or file.py:name."),
     ],
     executors: Annotated[
         str,
         typer.Option(
-            help="Where the work runs, separated by commas. Of more than two spawned workers at a time one interpreter "
-            "is spawned, which the workers are forked from before it has imported anything of yours (forkserver)."
+            help="Where the work runs, separated by commas. More than two spawned workers at a time are forked from "
+            "one spawned interpreter, before it has imported anything of yours (forkserver)."
         ),
     ] = "inline,thread,fork,spawn",
     workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "1,2,4",
     worlds: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "1,2,3,4",
     epochs: Annotated[int, typer.Option(help="Epochs to read in each cell.")] = 1,
-    samples: Annotated[int, typer.Option(help="Read only so many samples of an epoch.")] = 512,
-    full: Annotated[bool, typer.Option("--full", help="All combinations, not only each value once.")] = False,
+    samples: Annotated[int, typer.Option(help="The most samples to read of an epoch.")] = 512,
+    full: Annotated[bool, typer.Option("--full", help="Try all combinations, not only each value once.")] = False,
     kills: Annotated[bool, typer.Option(help="Kill workers, too.")] = True,
 ) -> None:
-    """Read a loader's samples in many ways, and tell whether they are the same bits; if not, why."""
+    """Read a loader's samples in many ways, and say whether they are the same bits; if not, why."""
     try:
         options = Options.parse(executors, workers, worlds, epochs, samples, full, kills)
     except ValueError as error:

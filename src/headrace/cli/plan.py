@@ -1,4 +1,4 @@
-"""`headrace plan`: one epoch's split over the ranks, spelled out and counted."""
+"""`headrace plan`: one epoch's split over the ranks, as a table, and how often each sample is read."""
 
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -13,22 +13,22 @@ from headrace.plan import Plan, Sequential, Shuffled
 from headrace.types import Indices, Positions, Tail, World
 
 MAX_SAMPLES, MAX_BATCHES = 2_000_000, 200_000
-"""Up to so many samples and batches, over all ranks, an epoch is laid out in full and counted."""
+"""The most samples and batches, over all ranks, of an epoch that is evaluated in full and counted."""
 
-_STEPS_SHOWN = 8, 4  # of a long epoch: the first and the last
-_RANKS_SHOWN = 4, 2
-_ALL_RANKS, _ALL_SAMPLES = 8, 4  # so many are all shown, whatever the width
+_STEPS_SHOWN = 8, 4  # the first and the last steps of a long epoch
+_RANKS_SHOWN = 4, 2  # likewise of a large world
+_ALL_RANKS, _ALL_SAMPLES = 8, 4  # up to this number all are shown, whatever the width
 _LISTED = 8  # samples named in a line below the table
 
 
 @dataclass(frozen=True)
-class Cell:
+class RankStep:
     """What one rank reads at one step.
 
     Attributes:
         samples: Dataset indices, shape (n,).
         positions: Their places in the epoch's global order, shape (n,).
-        pads: Which of them are pads, shape (n,).
+        pads: Whether each of them is a pad, shape (n,).
     """
 
     samples: Indices
@@ -38,11 +38,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often an epoch reads each sample; those before the cursor count as read, by the run before.
+    """How often an epoch reads each sample. Samples before the cursor count as read: the run before read them.
 
     Attributes:
         once: Samples read exactly once.
-        more: Times read, by dataset index, where that is more than once.
+        more: The number of times that samples are read, by dataset index, if more than once.
         never: Dataset indices that are never read.
     """
 
@@ -58,7 +58,7 @@ class EpochPlan:
     Attributes:
         plan: The plan of rank 0.
         epoch: Which epoch.
-        cursor: The position at which it is begun.
+        cursor: The position at which the run begins it.
     """
 
     plan: Plan
@@ -82,7 +82,7 @@ class EpochPlan:
         Raises:
             ValueError: An option lies outside its range.
         """
-        # Those that the plan would call by other names than the command's, or does not check.
+        # Checked here: options that the plan names differently, or does not check.
         whole_number("--size", size, low=1, fix="Count the dataset's samples.")
         whole_number("--world-size", world_size, low=1, fix="Count the ranks.")
         whole_number("--epoch", epoch, fix="Epochs count from 0.")
@@ -93,12 +93,12 @@ class EpochPlan:
 
     @property
     def steps(self) -> int:
-        """Steps of the rank that has most."""
+        """The number of steps of the rank that has most."""
         return self.plan.most_steps(self.epoch, self.cursor)
 
     @property
     def short(self) -> bool:
-        """Whether the epoch is short enough to be laid out in full."""
+        """Whether the epoch is short enough to be evaluated in full."""
         samples = max(self.plan.length, self.plan.end(self.epoch, self.cursor))
         return samples <= MAX_SAMPLES and self.plan.world.size * max(1, self.steps) <= MAX_BATCHES
 
@@ -106,26 +106,26 @@ class EpochPlan:
         """Return one rank's plan."""
         return replace(self.plan, world=World(rank, self.plan.world.size))
 
-    def cells(self, ranks: list[int], steps: list[int]) -> list[list[Cell | None]]:
-        """Return what the ranks read at the steps, by rank and step; None where a rank has no such step."""
+    def rank_steps(self, ranks: list[int], steps: list[int]) -> list[list[RankStep | None]]:
+        """Return what each of the ranks reads at each of the steps; None where a rank has no such step."""
         asked: list[list[Positions | None]] = []
         for rank in ranks:
             plan = self.rank(rank)
             has = plan.steps(self.epoch, self.cursor)
             asked.append([plan.positions(self.epoch, step, self.cursor) if step < has else None for step in steps])
-        # The order is the same function on every rank: one call, so that its tables are built once.
+        # The order is the same function on every rank: one call builds its tables once.
         parts = [one for row in asked for one in row if one is not None]
         samples = self.plan.indices(self.epoch, np.concatenate(parts)) if parts else np.empty(0, np.int64)
         pieces = iter(np.split(samples, np.cumsum([len(one) for one in parts])))
         return [
-            [None if at is None else Cell(next(pieces), at, at >= self.plan.samples) for at in row] for row in asked
+            [None if at is None else RankStep(next(pieces), at, at >= self.plan.samples) for at in row] for row in asked
         ]
 
-    def all_cells(self) -> list[list[Cell]]:
+    def every_step(self) -> list[list[RankStep]]:
         """Return what every rank reads at each of its steps.
 
         Raises:
-            ValueError: The epoch is too long to be laid out.
+            ValueError: The epoch is too long to be evaluated in full.
         """
         if not self.short:
             bad_value(
@@ -135,12 +135,12 @@ class EpochPlan:
                 "Leave out --json to see its first and last steps.",
             )
         ranks, steps = list(range(self.plan.world.size)), list(range(self.steps))
-        return [[cell for cell in row if cell is not None] for row in self.cells(ranks, steps)]
+        return [[one for one in row if one is not None] for row in self.rank_steps(ranks, steps)]
 
-    def coverage(self, cells: list[list[Cell]]) -> Coverage:
-        """Count how often each sample is read, by what all ranks read together."""
+    def coverage(self, by_rank: list[list[RankStep]]) -> Coverage:
+        """Count how often all ranks together read each sample."""
         before = self.plan.indices(self.epoch, np.arange(self.cursor))
-        read = np.concatenate([before, *(cell.samples for row in cells for cell in row)])
+        read = np.concatenate([before, *(one.samples for row in by_rank for one in row)])
         counts = np.bincount(read, minlength=self.plan.length)
         return Coverage(
             once=int((counts == 1).sum()),
@@ -149,13 +149,13 @@ class EpochPlan:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole epoch in JSON's types; `pads` are those of the positions that are pads.
+        """Return the whole epoch in JSON's types; `pads` has the positions that are pads.
 
         Raises:
-            ValueError: The epoch is too long to be laid out.
+            ValueError: The epoch is too long to be evaluated in full.
         """
-        cells = self.all_cells()
-        coverage = self.coverage(cells)
+        by_rank = self.every_step()
+        coverage = self.coverage(by_rank)
         return {
             "size": self.plan.length,
             "world_size": self.plan.world.size,
@@ -165,20 +165,20 @@ class EpochPlan:
             "epoch": self.epoch,
             "seed": self.plan.seed,
             "cursor": self.cursor,
-            "steps": [len(row) for row in cells],
+            "steps": [len(row) for row in by_rank],
             "ranks": [
                 {
                     "rank": rank,
                     "steps": [
                         {
-                            "samples": cell.samples.tolist(),
-                            "positions": cell.positions.tolist(),
-                            "pads": cell.positions[cell.pads].tolist(),
+                            "samples": one.samples.tolist(),
+                            "positions": one.positions.tolist(),
+                            "pads": one.positions[one.pads].tolist(),
                         }
-                        for cell in row
+                        for one in row
                     ],
                 }
-                for rank, row in enumerate(cells)
+                for rank, row in enumerate(by_rank)
             ],
             "coverage": {
                 "once": coverage.once,
@@ -190,7 +190,7 @@ class EpochPlan:
 
 def show(epoch_plan: EpochPlan, console: Console) -> None:
     """Print the epoch as a table of steps by ranks, and what it covers."""
-    coverage = epoch_plan.coverage(epoch_plan.all_cells()) if epoch_plan.short else None
+    coverage = epoch_plan.coverage(epoch_plan.every_step()) if epoch_plan.short else None
     console.print(_summary(epoch_plan, coverage), soft_wrap=True)
     if epoch_plan.steps:
         console.print(_table(epoch_plan, console.width))
@@ -221,8 +221,10 @@ def _summary(epoch_plan: EpochPlan, coverage: Coverage | None) -> str:
 def _table(epoch_plan: EpochPlan, width: int) -> Table:
     ranks = _ends(epoch_plan.plan.world.size, *_RANKS_SHOWN, whole=_ALL_RANKS)
     steps = _ends(epoch_plan.steps, *_STEPS_SHOWN)
-    cells = epoch_plan.cells([rank for rank in ranks if rank is not None], [step for step in steps if step is not None])
-    # A cell's samples should fit on one line; 3 for a column's padding and edge, 1 for a blank.
+    by_rank = epoch_plan.rank_steps(
+        [one for one in ranks if one is not None], [one for one in steps if one is not None]
+    )
+    # The samples of a rank's step should fit on one line; 3 for a column's padding and edge, 1 for a blank.
     fit = (width // (len(ranks) + 1) - 3) // (len(str(epoch_plan.plan.length)) + 1)
     table = Table()
     table.add_column("step", justify="right", no_wrap=True)
@@ -234,30 +236,30 @@ def _table(epoch_plan: EpochPlan, width: int) -> Table:
             left_out = epoch_plan.steps - sum(_STEPS_SHOWN)
             table.add_row(f"{left_out:,}\nleft out", *("..." for _ in ranks), style="dim")
             continue
-        shown = iter(cells)
+        shown = iter(by_rank)
         table.add_row(str(step), *("..." if rank is None else _samples(next(shown)[at], fit) for rank in ranks))
         at += 1
     return table
 
 
-def _samples(cell: Cell | None, fit: int) -> Text:
-    """Return a cell's samples as text, pads dim and starred."""
-    if cell is None:
+def _samples(read: RankStep | None, fit: int) -> Text:
+    """Return the samples as text; pads are dim and have a star."""
+    if read is None:
         return Text("-", style="dim")
     text = Text()
-    for number, place in enumerate(_ends(len(cell.samples), max(1, fit - 2), 1, whole=max(fit, _ALL_SAMPLES))):
+    for number, place in enumerate(_ends(len(read.samples), max(1, fit - 2), 1, whole=max(fit, _ALL_SAMPLES))):
         text.append(" " * (number > 0))
         if place is None:
             text.append("...")
-        elif cell.pads[place]:
-            text.append(f"{cell.samples[place]}*", style="dim")
+        elif read.pads[place]:
+            text.append(f"{read.samples[place]}*", style="dim")
         else:
-            text.append(str(cell.samples[place]))
+            text.append(str(read.samples[place]))
     return text
 
 
 def _ends(count: int, first: int, last: int, whole: int = 0) -> list[int | None]:
-    """Return 0 … count-1, with None for the middle if there are more than `whole`, and than the ends and one."""
+    """Return 0 … count-1; None replaces the middle if `count` is above `whole` and at least two would be left out."""
     if count <= max(whole, first + last + 1):
         return list(range(count))
     return [*range(first), None, *range(count - last, count)]

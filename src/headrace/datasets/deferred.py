@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from headrace.errors import bad_type, bad_value, check_flag, note, whole_number
 from headrace.plan import Order
-from headrace.randomness import Generators, here
+from headrace.randomness import Generators, thread_randomness
 from headrace.system.torch_threads import one_torch_thread
 
 
@@ -117,9 +117,9 @@ class Deferred(Dataset[Any]):
         return None if home is None else home.dataset
 
     def _build(self) -> Any:
-        outer, before = here.drawing, Generators()
+        outer, before = thread_randomness.keyed, Generators()
         try:
-            here.drawing = None  # its random numbers are not those of a sample that is in work
+            thread_randomness.keyed = None  # its random numbers are not those of a sample that is in work
             with one_torch_thread():
                 dataset = built(self.factory())
             self._check(dataset)
@@ -129,7 +129,7 @@ class Deferred(Dataset[Any]):
             note(error, f"while building the dataset of {self!r}")
             raise
         finally:
-            here.drawing = outer
+            thread_randomness.keyed = outer
             before.restore()
         return dataset
 

@@ -112,7 +112,7 @@ class Reader(Droppable, Iterator[Any]):
         return self._pass.length()
 
     def _next(self) -> Any:
-        started_s = self._started_s = perf_counter()
+        started_s = perf_counter()
         if self._may_move:
             with InterruptsHeld():
                 self._may_move = False
@@ -123,14 +123,36 @@ class Reader(Droppable, Iterator[Any]):
         try:
             staging = self._staging
             staged = staging.batches
-            if direct is not None and direct.remarks:  # left over: a warnings filter made an earlier remark an error
-                self._heed(direct.remarks)
-            while len(staged) <= staging.ahead and not staging.ended:
-                if direct is not None:
-                    self._compute(direct)
-                else:
+            if direct is None:
+                while len(staged) <= staging.ahead and not staging.ended:
                     self._await()
-            return self._deliver(staged) if staged else self._finish()
+            else:
+                if direct.remarks:  # left over: a warnings filter made an earlier remark an error
+                    self._heed(direct.remarks)
+                while len(staged) <= staging.ahead and not staging.ended:
+                    self._compute(direct)
+            if not staged:
+                self._finish()
+            # Here rather than in a method of its own: a call is a hundredth of what a batch in memory takes.
+            number, worker, samples, batch, resume, stage_s, future, error = staged[0]
+            nth, last = self._delivered + 1, staging.ended and len(staged) == 1
+            for observer in self._observers:
+                observer.delivering(nth, number, worker, samples, resume, last)
+            self._delivered = nth
+            if error is not None:
+                del error  # its traceback will hold this frame
+                self._raise_staged()
+            meter = self._meter
+            meter.batches += 1
+            meter.samples += samples
+            if stage_s is not None:
+                meter.count_stages(stage_s)
+            if future is not None:
+                meter.received_bytes += future.size_bytes
+                meter.transport_s += future.transport_s
+                future.wait_s = perf_counter() - started_s
+            staged.popleft()
+            return batch
         finally:
             meter, now_s = self._meter, perf_counter()
             meter.wait_s += now_s - started_s
@@ -139,30 +161,14 @@ class Reader(Droppable, Iterator[Any]):
             meter.elapsed_s += now_s - (self._last_s or started_s)
             self._last_s = now_s
 
-    def _deliver(self, staged: deque[Staged]) -> Any:
-        """Return the first staged batch and count it, or raise the error in its place."""
-        number, worker, samples, batch, resume, stage_s, future, error = staged[0]
-        nth, last = self._delivered + 1, self._staging.ended and len(staged) == 1
-        for observer in self._observers:  # inlined `_tell_observers`
-            observer.delivering(nth, number, worker, samples, resume, last)
-        self._delivered = nth
-        if error is not None:
-            staged.popleft()
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame
-        meter = self._meter
-        meter.batches += 1
-        meter.samples += samples
-        if stage_s is not None:
-            meter.count_stages(stage_s)
-        if future is not None:
-            meter.received_bytes += future.size_bytes
-            meter.transport_s += future.transport_s
-            future.wait_s = perf_counter() - self._started_s
-        staged.popleft()
-        return batch
+    def _raise_staged(self) -> NoReturn:
+        """Raise the error that is staged first."""
+        error = self._staging.batches.popleft()[-1]
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def _compute(self, direct: Worker) -> None:
         """Compute the next batch in the caller's thread and stage it. Every microsecond counts here."""

@@ -11,7 +11,7 @@ _DEEPEST = 30
 """Further down nothing is looked for."""
 
 
-def culprit(value: Any, name: str, error: BaseException, kind: type[Pickler] = Pickler) -> str:
+def unpicklable_part(value: Any, name: str, error: BaseException, kind: type[Pickler] = Pickler) -> str:
     """Say what it is in a value that pickle refuses, and where: "batch['meta'][0].lock is a _thread.lock".
 
     Args:

@@ -14,7 +14,7 @@ from headrace.plan.permute import SMALL, permutation
 from headrace.types import Indices, Positions
 
 _CACHED_ENTRIES = 2**23
-"""How many permutation entries an epoch keeps (64 MiB): beyond it the longest unused pass is dropped."""
+"""The number of permutation entries that an epoch keeps (64 MiB); beyond it the least recently used is dropped."""
 
 
 class Balanced(Order):

@@ -1,4 +1,4 @@
-"""Keys and counter-based hashing: where every random number of a plan comes from.
+"""Keys and counter-based hashing, the source of every random number of a plan.
 
 A key is a hash of a purpose and of fixed-width words, so that (1, 2), (2, 1), (7, 3) and (7, 3, 0) all give
 different keys. Under a key, `hash64` turns any array of counters into independent 64-bit words: randomness is
@@ -21,7 +21,7 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _ALL = 2**64 - 1
 
 _FEW = 8
-"""For so few positions numpy takes longer than Python."""
+"""Up to this number of positions plain Python is faster than numpy."""
 
 
 class Key(NamedTuple):
@@ -36,7 +36,7 @@ def key(purpose: str, *words: int) -> Key:
     """Derive the key for one purpose from integers.
 
     Args:
-        purpose: Keeps streams apart that would otherwise share their words ("shuffle", "sample", ...).
+        purpose: Separates keys with the same words ("shuffle", "sample", ...).
         *words: Integers in [0, 2^64), each hashed as eight bytes, with their number.
 
     Returns:
@@ -102,7 +102,7 @@ def generator_seeds(under: Key, positions: NDArray[np.int64]) -> Words:
 
 
 def generator_seeds_at(under: Key, position: int) -> list[int]:
-    """Return what `generator_seeds` gives for one position, in a tenth of the time that numpy takes for so little."""
+    """Return the row of `generator_seeds` for one position, ten times as fast as numpy."""
     first = position * 3
     words = [_mixed((_mixed(counter & _ALL ^ under.low) + under.high) & _ALL) for counter in range(first, first + 3)]
     words[2] >>= 32
@@ -119,7 +119,7 @@ def _mixed(word: int) -> int:
 
 
 def sample_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[int]]:
-    """Return the words that seed torch, random and numpy before each sample: three for each position."""
+    """Return three words for each position, which seed torch, random and numpy before its sample."""
     if len(positions) <= _FEW:
         under = key("sample", seed, epoch)
         return [generator_seeds_at(under, position) for position in positions]
@@ -128,10 +128,10 @@ def sample_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[i
 
 
 def sample_words(seed: int, epoch: int, positions: NDArray[np.int64]) -> Words:
-    """Return what `sample_seeds` does, shape (n,) to (n, 3), for many positions."""
+    """Return the words of `sample_seeds` as an array, for many positions, shape (n,) to (n, 3)."""
     return generator_seeds(key("sample", seed, epoch), np.asarray(positions, np.int64))
 
 
 def batch_seeds(seed: int, epoch: int, position: int) -> list[int]:
-    """Return the three words that seed the generators before a batch is collated, by its first position."""
+    """Return the three words that seed the generators before a batch is collated, keyed by its first position."""
     return generator_seeds_at(key("batch", seed, epoch), position)

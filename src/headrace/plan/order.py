@@ -74,7 +74,7 @@ class Order(ABC):
         """
 
     def _parameters(self) -> tuple[Any, ...]:
-        """Return what makes two orders of one type equal: numbers and arrays."""
+        """Return the numbers and arrays by which two orders of one type are compared."""
         return ()
 
     @cached_property

@@ -15,15 +15,15 @@ from headrace.types import TAILS, Indices, Positions, Tail, World
 MAX_SEED = 2**64 - 1
 
 SUBSTITUTES = 8
-"""How many other samples are tried in the place of one that cannot be fetched."""
+"""The number of substitutes that are tried for a sample that cannot be fetched."""
 
 _SUBSTITUTE_DRAWS = 128
-"""How many positions are drawn to find them: enough where few samples are left, or one is drawn again and again."""
+"""The number of positions that are drawn to find them: more, since draws may repeat."""
 
 _EPOCHS_KEPT = 2
 
 _SPAN, _SPAN_STEPS = 8192, 1024
-"""At how many positions an order is evaluated in one go, about, and for how many steps at most."""
+"""About how many positions, and at most how many steps, of an order are evaluated at once."""
 
 
 @dataclass(frozen=True)

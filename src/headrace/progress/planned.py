@@ -31,7 +31,9 @@ class PlanPass(Pass):
 
     def _begin(self) -> None:
         super()._begin()
-        self.steps = self._plan.steps(self.start.epoch, self.start.samples)
+        plan, start = self._plan, self.start
+        self.steps = plan.steps(start.epoch, start.samples)
+        self._whole_steps = (plan.samples - start.samples) // plan.global_batch if plan.even else 0
 
     def tasks(self, first: int = 0) -> Iterator[Task]:
         """Return the plan's tasks for the rest of the epoch, from the task number `first` on."""
@@ -45,7 +47,8 @@ class PlanPass(Pass):
 
     def size(self, task: Any) -> int:
         """Count the samples of a task's batch."""
-        return self._plan.size(*task)
+        plan = self._plan
+        return plan.batch_size if task[1] < self._whole_steps else plan.size(*task)
 
     def length(self) -> int:
         """Count the batches of the whole epoch."""

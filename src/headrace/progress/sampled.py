@@ -119,7 +119,7 @@ class SamplerPass(Pass):
 
     def size(self, task: Task) -> int:
         """Count the samples of a task's batch."""
-        return count_samples(task, self._batched)
+        return len(task) if type(task) is range else count_samples(task, self._batched)
 
     def _noted(self, tasks: Iterator[Task]) -> Iterator[Task]:
         assert self._stateful is not None

@@ -57,9 +57,9 @@ class InterruptsHeld:
                 signal.signal(signal.SIGINT, self._note)
         return self
 
-    def let(self) -> "InterruptsLet":
+    def allowed(self) -> "InterruptsAllowed":
         """Return a block within this one in which a Ctrl-C raises: waiting, or the user's own code."""
-        return InterruptsLet(self)
+        return InterruptsAllowed(self)
 
     def _note(self, _: int, frame: FrameType | None) -> None:
         self._frame = frame
@@ -73,7 +73,7 @@ class InterruptsHeld:
                 self._before(signal.SIGINT, self._frame)
 
 
-class InterruptsLet:
+class InterruptsAllowed:
     """A block within `InterruptsHeld` that a Ctrl-C ends; whatever follows it there is done before that goes on.
 
     One that comes before the interrupts are held again has raised, and no other is expected at once.

@@ -25,7 +25,7 @@ def one_torch_thread() -> Iterator[None]:
     with InterruptsHeld() as held:
         try:
             torch.set_num_threads(1)
-            with held.let():
+            with held.allowed():
                 yield
         finally:
             torch.set_num_threads(number)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, StackDataset, Subset
 
 from headrace.errors import note
 from headrace.plan.keys import sample_seeds
-from headrace.randomness import Drawing, Generators, Keys, here, seed_from_words, wait_for_all
+from headrace.randomness import Generators, KeyedGenerators, Keys, seed_from_words, thread_randomness, wait_for_all
 from headrace.system.torch_threads import begin_with_torch_threads
 from headrace.telemetry.stages import DECODE, READ, StageClock
 from headrace.types import Remark, Replaced
@@ -108,38 +108,38 @@ class Fetcher:
             seeded: Whether to seed the process's generators for each sample, or for all if they come in one call.
             step: The plan's step, whose samples have positions; None without a plan.
         """
-        here.drawing = drawing = Drawing(keys, 0)
+        thread_randomness.keyed = keyed = KeyedGenerators(keys, 0)
         if self._in_bulk:
-            return self._bulk(indices, drawing, seeded, step)
+            return self._bulk(indices, keyed, seeded, step)
         indices = list(indices)
         pair = self._pair if self._batched or type(indices[0]) is not list else None
         batch = _Batch(indices, keys, seeded, step, pair)
         # Where generators are shared a batch is seeded only after it was seen to draw: then one by one.
         if self._threads > 1 and len(indices) > 1 and not (self._shared and seeded):
             before = Generators() if pair is not None and not (self._shared or seeded) else None
-            self._read(batch, drawing)
+            self._read(batch, keyed)
             if self._several(batch):
                 return batch.samples
             if before is not None:
                 before.restore()
-        self._read(batch, drawing)  # perhaps again: decoding may have changed the raw samples
-        return self._one_by_one(batch, drawing)
+        self._read(batch, keyed)  # perhaps again: decoding may have changed the raw samples
+        return self._one_by_one(batch, keyed)
 
-    def _bulk(self, indices: Any, drawing: Drawing, seeded: bool, step: int | None) -> Sequence[Any]:
+    def _bulk(self, indices: Any, keyed: KeyedGenerators, seeded: bool, step: int | None) -> Sequence[Any]:
         if seeded:
-            seed_from_words(_seeds(drawing.keys, 1)[0])
+            seed_from_words(_seeds(keyed.keys, 1)[0])
         try:
             samples: Sequence[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
-            self._note_on_batch(error, indices, drawing.keys, step)
+            self._note_on_batch(error, indices, keyed.keys, step)
             if not self._replaces(error) or not fetches_singly(self._dataset):
                 raise
-            drawing.anew()
+            keyed.restart()
             # Only one by one shows which sample is the broken one.
-            return self._one_by_one(_Batch(list(indices), drawing.keys, seeded, step, None), drawing)
+            return self._one_by_one(_Batch(list(indices), keyed.keys, seeded, step, None), keyed)
         return samples
 
-    def _read(self, batch: _Batch, drawing: Drawing) -> None:
+    def _read(self, batch: _Batch, keyed: KeyedGenerators) -> None:
         """Read all raw samples in one call, if the dataset can; what it draws has the first sample's random numbers."""
         if batch.pair is None or not batch.indices:
             return
@@ -152,21 +152,21 @@ class Fetcher:
             self._note_on_batch(error, batch.indices, batch.keys, batch.step)
             if not self._replaces(error):
                 raise
-        drawing.anew()
+        keyed.restart()
         self._clock.lap(READ)
 
     def _note_on_batch(self, error: Exception, indices: Any, keys: Keys, step: int | None) -> None:
         note(error, f"while fetching samples {reprlib.repr(indices)}{_position(keys, 0, step)}")
 
-    def _one_by_one(self, batch: _Batch, drawing: Drawing) -> list[Any]:
+    def _one_by_one(self, batch: _Batch, keyed: KeyedGenerators) -> list[Any]:
         try:
-            self._fill(batch, range(len(batch.indices)), drawing)
+            self._fill(batch, range(len(batch.indices)), keyed)
         finally:
             if batch.replaced:
                 self._remarks.extend(batch.replaced.values())
         return batch.samples
 
-    def _fill(self, batch: _Batch, places: Iterable[int], drawing: Drawing) -> None:
+    def _fill(self, batch: _Batch, places: Iterable[int], keyed: KeyedGenerators) -> None:
         """Fetch the samples at some places of a batch, and replace those that cannot be fetched."""
         keys, step, indices, samples = batch.keys, batch.step, batch.indices, batch.samples
         dataset, pair, raws = self._dataset, batch.pair, batch.raws
@@ -175,12 +175,12 @@ class Fetcher:
             seed = None if seeds is None else seeds[place]
             if seed is not None:
                 seed_from_words(seed)
-            drawing.place = place
+            keyed.place = place
             try:
                 if pair is None:
                     samples[place] = dataset[indices[place]]
                 elif raws is None:
-                    samples[place] = self._single(indices[place], drawing, seed)
+                    samples[place] = self._single(indices[place], keyed, seed)
                 else:
                     samples[place] = pair.decode(raws[place])
             except Exception as error:
@@ -188,37 +188,37 @@ class Fetcher:
                 note(error, f"while fetching sample {index!r}{_position(keys, place, step)}")
                 if step is None or not self._replaces(error):
                     raise
-                instead = self._instead(error, drawing, batch.seeded)
+                instead = self._instead(error, keyed, batch.seeded)
                 if instead is None:
                     raise
                 substitute, samples[place] = instead
                 position = keys.numbers[place]
                 batch.replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
 
-    def _single(self, index: Any, drawing: Drawing, seed: Sequence[int] | None) -> Any:
+    def _single(self, index: Any, keyed: KeyedGenerators, seed: Sequence[int] | None) -> Any:
         """Fetch one sample, whose seed has been set if there is one."""
         if self._pair is None:
             return self._dataset[index]
         (raw,) = self._pair.read([index])
-        drawing.anew()  # decoding has the same random numbers whether or not reading draws
+        keyed.restart()  # decoding has the same random numbers whether or not reading draws
         if seed is not None:
             seed_from_words(seed)
         return self._pair.decode(raw)
 
-    def _instead(self, error: Exception, drawing: Drawing, seeded: bool) -> tuple[int, Any] | None:
+    def _instead(self, error: Exception, keyed: KeyedGenerators, seeded: bool) -> tuple[int, Any] | None:
         """Return the index and the sample that replace a broken one; None, and a note, if all substitutes fail."""
         assert self._substitutes is not None
-        keys = drawing.keys
-        position = keys.numbers[drawing.place]
+        keys = keyed.keys
+        position = keys.numbers[keyed.place]
         substitutes = self._substitutes(keys.epoch, position)
         # Substitutes have the random numbers of the position.
         seed = _seeds(Keys(keys.seed, keys.epoch, [position]), 1)[0] if seeded else None
         for substitute in substitutes:
-            drawing.anew()
+            keyed.restart()
             if seed is not None:
                 seed_from_words(seed)
             try:
-                return substitute, self._single(substitute, drawing, seed)
+                return substitute, self._single(substitute, keyed, seed)
             except Exception as another:
                 if not self._replaces(another):
                     note(another, f"while fetching sample {substitute} as a substitute")
@@ -261,7 +261,7 @@ class Fetcher:
         errors: dict[int, BaseException] = {}
         cpu_s: list[float] = []
         places = deque(range(len(batch.indices)))
-        lease = here.lease
+        lease = thread_randomness.lease
 
         def left() -> Iterator[int]:
             while places and not errors:
@@ -272,14 +272,14 @@ class Fetcher:
 
         def work() -> None:
             began_cpu_s = thread_time()
-            here.drawing = drawing = Drawing(batch.keys, 0)
-            here.lease = lease
+            thread_randomness.keyed = keyed = KeyedGenerators(batch.keys, 0)
+            thread_randomness.lease = lease
             try:
-                self._fill(batch, left(), drawing)
+                self._fill(batch, left(), keyed)
             except BaseException as error:  # noqa: BLE001 - the caller raises the first
-                errors[drawing.place] = error
+                errors[keyed.place] = error
             finally:
-                here.drawing = here.lease = None
+                thread_randomness.keyed = thread_randomness.lease = None
                 cpu_s.append(thread_time() - began_cpu_s)
 
         if self._pool is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from headrace.memory.checksum import checksum
-from headrace.randomness import COLLATION, Drawing, Keys, here
+from headrace.randomness import COLLATION, KeyedGenerators, Keys, thread_randomness
 from headrace.types import StreamPlace, StreamStart
 from headrace.worker.sharing import StreamShare
 
@@ -89,7 +89,7 @@ class Stream:
             drop_last: Whether a batch with fewer is dropped.
             merge: Makes the batch of the samples.
         """
-        here.drawing = Drawing(Keys(*self._keys, [self._read]), COLLATION)
+        thread_randomness.keyed = KeyedGenerators(Keys(*self._keys, [self._read]), COLLATION)
         before, self._read = self._read, self._read + wanted  # the rank counts as many where this raises
         data: list[Any] = []
         ended: StreamEnd | None = None

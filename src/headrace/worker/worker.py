@@ -16,13 +16,13 @@ from headrace.errors import note
 from headrace.plan.keys import batch_seeds, generator_seeds_at, key
 from headrace.randomness import (
     COLLATION,
-    Drawing,
     Generators,
+    KeyedGenerators,
     Keys,
     callers_generators_kept,
-    here,
     seed_from_words,
     seed_worker,
+    thread_randomness,
 )
 from headrace.system.torch_threads import one_torch_thread
 from headrace.telemetry.stages import COLLATE, READ, StageClock
@@ -113,7 +113,7 @@ class Worker:
         seeded = seeded and self.work.keyed
         if self.remarks:
             self.remarks.clear()  # of an attempt that was abandoned
-        outer = here.drawing
+        outer = thread_randomness.keyed
         try:
             match task:
                 case PlanTask():
@@ -138,7 +138,7 @@ class Worker:
             )
             raise
         finally:
-            here.drawing = outer
+            thread_randomness.keyed = outer
 
     def run_inline(self, task: Task, number: int | None = None) -> Any:
         """Run a task in the caller's own process, its generators untouched where the work is keyed."""
@@ -228,7 +228,7 @@ class Worker:
 
     def _collate(self, data: Any, samples: Any, keys: Keys, seeded: bool, task: PlanTask | None = None) -> Any:
         self.clock.lap(self._fetcher.stage)
-        here.drawing = Drawing(keys, COLLATION)
+        thread_randomness.keyed = KeyedGenerators(keys, COLLATION)
         converts = self.work.collate_fn is default_convert and not self.work.batched
         if seeded and not (converts and type(data[0]) is torch.Tensor):  # which draws nothing
             seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))

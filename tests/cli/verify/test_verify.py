@@ -1,6 +1,6 @@
 """`headrace verify`: good loaders pass in every cell, bad ones fail with the reason; what cannot be verified says so.
 
-The cells that kill workers are in test_verify_kills.py.
+The cells that kill workers are in test_kills.py.
 """
 
 import re

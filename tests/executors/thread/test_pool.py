@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 import headrace
 from executors.thread_datasets import Computed, Stream
 from headrace import DataLoader
-from headrace.executors.thread.pool import FALSE_ALARMS
+from headrace.executors.thread.serial import FALSE_ALARMS
 from headrace.testing import FakeDataset
 from scripts import ScriptServer
 from waiting import LIMIT_S

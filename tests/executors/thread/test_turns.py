@@ -35,7 +35,7 @@ def nested() -> float:
 
 def idle(batches: Any) -> bool:
     """Whether no worker is at work."""
-    return not any(batches._pool._crew.at)
+    return not any(batches._pool._threads.current)
 
 
 DRAWS = [keyed, of_all, nested]

@@ -1,4 +1,4 @@
-"""`headrace demo`: ranks train on real digits, Ray loses a worker; what was read is checked against what is claimed."""
+"""`headrace demo`: ranks train on real digits, a Ray worker is killed, and claims about what was read are checked."""
 
 import importlib.util
 import sys
@@ -83,7 +83,7 @@ _NO = ("NO", "bold red")
 
 
 def show_training(claims: Claims, data: Fact, epochs: Sequence[Fact]) -> None:
-    """Print the loss of each epoch and who read how much of it."""
+    """Print the loss of each epoch and how much of it each rank read."""
     ranks = range(len(epochs[0]["shares"]))
     claims.heading(f"Training: {data['training']} images, shuffle=True; no DistributedSampler, no set_epoch")
     table = Table("epoch", "loss", *(f"rank {rank} read" for rank in ranks), "read twice", "left out", box=None)
@@ -104,7 +104,7 @@ def show_training(claims: Claims, data: Fact, epochs: Sequence[Fact]) -> None:
 
 
 def show_test(claims: Claims, data: Fact, alone: Fact, theirs: Fact, ours: Fact) -> None:
-    """Print the test's accuracy as one process counts it, as ranks do with torch's sampler, and as ours do."""
+    """Print the test accuracy counted by one process, by ranks with torch's sampler, and by ranks with headrace."""
     claims.heading(f"Test: {data['test']} images on {RANKS} ranks, counts summed over them")
     table = Table("counted by", "images", "of them twice", "right", "accuracy", box=None)
     for column in table.columns[1:]:
@@ -164,7 +164,7 @@ def show_digests(claims: Claims, worlds: Sequence[int], runs: Sequence[Fact]) ->
 
 
 def show_ray(claims: Claims, fact: Fact) -> None:
-    """Print the digests of an epoch that was made in one process, and on Ray, which lost a worker on the way."""
+    """Print the digests of one epoch, made in one process and made on Ray with a worker killed in the middle."""
     claims.heading(
         f"One epoch with random noise on the images: here; and on Ray, a worker killed at step {fact['kill_step']}"
     )

@@ -1,4 +1,4 @@
-"""What each rank of `headrace demo` runs: a user's training script that also keeps a record of what it read."""
+"""The script that each rank of `headrace demo` runs: a user's training script that also records what it read."""
 
 import hashlib
 import os
@@ -85,7 +85,7 @@ def network() -> nn.Module:
 
 
 def train() -> None:
-    """Train, evaluate, and read balanced batches; rank 0 tells what happened."""
+    """Train, evaluate, and read balanced batches; rank 0 prints the facts."""
     training, test = load()
     _tell("data", training=len(training), test=len(test))
     net = network()
@@ -103,7 +103,7 @@ def train() -> None:
             total += torch.tensor([loss.item() * len(labels), len(labels)])
             read += indices.tolist()
         dist.all_reduce(total)
-        shares = gather(read)
+        shares = collect_from_ranks(read)
         times = Counter(index for share in shares for index in share)
         _tell(
             "epoch",
@@ -119,20 +119,20 @@ def train() -> None:
 
 
 def evaluate(model: nn.Module, test: TensorDataset) -> None:
-    """Tell how often one process is right, how often ranks by torch's sampler are, and how often ranks by ours."""
+    """Count the right answers of one process, of ranks with torch's sampler, and of ranks with headrace."""
     model.eval()
     alone = _answers(model, torch.utils.data.DataLoader(test, BATCH_SIZE))
     sampler: DistributedSampler[Any] = DistributedSampler(test, shuffle=False)
     theirs = _answers(model, torch.utils.data.DataLoader(test, BATCH_SIZE, sampler=sampler))
     ours = _answers(model, DataLoader(test, BATCH_SIZE, tail="exact"))
-    for shares in [alone], gather(theirs), gather(ours):
+    for shares in [alone], collect_from_ranks(theirs), collect_from_ranks(ours):
         answers = [answer for share in shares for answer in share]
         correct, distinct = sum(right for _, right in answers), len({index for index, _ in answers})
         _tell("test", correct=correct, counted=len(answers), distinct=distinct)
 
 
 def _answers(model: nn.Module, loader: torch.utils.data.DataLoader[Any]) -> list[tuple[int, bool]]:
-    """Return the index of each sample that this rank read, and whether the model is right about it."""
+    """Return the index of each sample that this rank read, and whether the model's answer is right."""
     with torch.no_grad():
         return [
             answer
@@ -152,7 +152,7 @@ def balance(training: TensorDataset) -> None:
         torch.bincount(batch, minlength=CLASSES).tolist()
         for _, _, batch in DataLoader(cut, batch_size=batch_size, order=Balanced(labels[kept].tolist()))
     ]
-    ranks = [[one for one in theirs if sum(one) == batch_size] for theirs in gather(counts)]
+    ranks = [[one for one in theirs if sum(one) == batch_size] for theirs in collect_from_ranks(counts)]
     _tell(
         "balanced",
         data=torch.bincount(labels[kept], minlength=CLASSES).tolist(),
@@ -163,14 +163,14 @@ def balance(training: TensorDataset) -> None:
 
 
 def digest(length: int) -> None:
-    """Digest which samples stand in each global batch, whoever read them."""
+    """Print a digest of the samples in each global batch, whichever rank read them."""
     ranks = dist.get_world_size()
-    # A single rank draws its seed unless it is given one; several take 0.
+    # Without seed= a single rank would draw one; several ranks take 0.
     loader = DataLoader(TensorDataset(torch.arange(length)), GLOBAL_BATCH // ranks, shuffle=True, seed=0, tail="exact")
     sha = hashlib.sha256()
     steps = samples = 0
     for _ in range(DIGEST_EPOCHS):
-        for parts in zip_longest(*gather([indices.tolist() for (indices,) in loader]), fillvalue=[]):
+        for parts in zip_longest(*collect_from_ranks([indices.tolist() for (indices,) in loader]), fillvalue=[]):
             batch = np.sort(np.concatenate([np.asarray(part, "<i8") for part in parts]))
             sha.update(np.asarray(len(batch), "<i8").tobytes() + batch.tobytes())
             steps += 1
@@ -179,7 +179,7 @@ def digest(length: int) -> None:
 
 
 class Noisy(Dataset[Any]):
-    """Training images under noise that is drawn anew for each, and which process drew it.
+    """Training images with random noise, and the process that drew it.
 
     Args:
         training: The images.
@@ -197,14 +197,14 @@ class Noisy(Dataset[Any]):
 
 
 def on_ray() -> None:
-    """Digest an epoch that is made here, and the same one made on Ray, where a worker is killed in the middle."""
+    """Print digests of an epoch that is made here, and of the same one made on Ray while a worker is killed."""
     import ray  # noqa: PLC0415 - only this needs the extra
 
     noisy = Noisy(load()[0])
     options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 0}
     here = _bits(DataLoader(noisy, **options))
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else they start on what other processes leave of the CPUs
-    # Ray's sockets lie in its folder, and their paths must be short. The folder has its logs, too, and goes with them.
+    os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise they get only CPU time that other processes leave
+    # Ray's sockets lie in this folder, and their paths must be short. Its logs lie there, too, and are deleted with it.
     place = "/tmp" if os.path.isdir("/tmp") else None
     with tempfile.TemporaryDirectory(prefix="headrace-", dir=place, ignore_cleanup_errors=True) as folder:
         ray.init("local", num_cpus=RAY_WORKERS, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
@@ -218,7 +218,7 @@ def on_ray() -> None:
 
 
 def _bits(loader: DataLoader[Any], kill_step: int | None = None) -> str:
-    """Digest every bit of an epoch, and on the way kill the process that made the batch of one step."""
+    """Return a digest of every bit of an epoch; after the given step kill the process that made its batch."""
     sha = hashlib.sha256()
     for step, (*tensors, processes) in enumerate(loader):
         for tensor in tensors:
@@ -228,7 +228,7 @@ def _bits(loader: DataLoader[Any], kill_step: int | None = None) -> str:
     return sha.hexdigest()
 
 
-def gather(value: Any) -> list[Any]:
+def collect_from_ranks(value: Any) -> list[Any]:
     """Return every rank's value, by rank."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -243,6 +243,6 @@ def _tell(fact: str, **values: Any) -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    # Torch never frees the group of a DistributedDataParallel model. Should one of its threads drop a tensor while the
-    # interpreter goes down, the process would abort; so it does not go down.
+    # Torch never frees the group of a DistributedDataParallel model. If one of its threads drops a tensor while the
+    # interpreter ends, the process aborts; _exit ends the process without that.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Starting the demonstration's ranks on this machine, and hearing what they found."""
+"""Starts the demonstration's ranks on this machine, and collects the facts that they print."""
 
 import json
 import os
@@ -9,30 +9,31 @@ from typing import Any
 
 JOB = "headrace.cli.demo.job"
 MARK = "headrace"
-"""The key by which a line of JSON on standard output is told from what libraries print there."""
+"""The key that marks a line of JSON on standard output as ours; libraries print there, too."""
 
 LIMIT_S = 240.0
+"""How long the ranks may run, in seconds."""
 
 
 class JobFailed(Exception):
-    """The ranks ended with an error; the text is what they wrote."""
+    """The ranks ended with an error; the text is their output."""
 
 
 def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
-    """Run the job on `size` ranks and return the facts that rank 0 told, in order.
+    """Run the job on `size` ranks and return the facts that rank 0 printed, in order.
 
     Raises:
         JobFailed: A rank failed, or the job took too long.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
-    # The launcher leaves a folder of logs behind; in a folder of ours it goes when we go.
+    # The launcher leaves a folder of logs behind: it is made in a temporary folder, which is deleted.
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         process = subprocess.Popen(
             [*command, f"--nproc-per-node={size}", "-m", JOB, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the launcher in good order
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the launcher
             env={
                 **os.environ,
                 "TMPDIR": folder,
@@ -54,5 +55,5 @@ def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
 
 
 def tell(fact: str, **values: Any) -> None:
-    """Tell one fact; called in rank 0."""
+    """Print one fact; called in rank 0."""
     print(json.dumps({MARK: fact, **values}), flush=True)

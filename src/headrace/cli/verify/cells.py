@@ -1,4 +1,4 @@
-"""The cells of `headrace verify`: one epoch read in many ways, each sample's digest by its position."""
+"""The cells of `headrace verify`: each reads the same epochs in another way, and records the samples' digests."""
 
 import inspect
 import os
@@ -25,33 +25,33 @@ WORKERS = (1, 2, 4)
 WORLDS = (1, 2, 3, 4)
 RESUMES = ("0", "1", "mid", "last-1", "last")
 NO_RESUME = "-"
-_COVERED_RESUMES = ("0", "last", "last-1", "1", "mid")  # those in the midst of the epoch with the larger worlds
+_COVERED_RESUMES = ("0", "last", "last-1", "1", "mid")  # the middle of the epoch meets the larger worlds
 
 _PROCESSES = ("fork", "spawn")
 
 _SPAWNED = 2
-"""Where a cell has more workers at a time, one interpreter is spawned and they are forked from it before it has seen
-anything of the user's: each that is spawned imports torch, which takes it two seconds of a CPU."""
+"""The most workers that a cell spawns one by one. More workers are forked from one spawned interpreter, before it has
+imported anything of the user's: each spawned worker imports torch, which takes two seconds of CPU."""
 
 _FEWEST_STEPS = 16
-"""Batches are cut so small that an epoch has so many, if it has the samples: enough to keep four workers busy."""
+"""The fewest steps of an epoch that has as many samples: batches are made small, so that four workers are busy."""
 
 _KILLED_S = 10.0
-"""How long a killed worker may take to be gone."""
+"""How long a killed worker may take to end, in seconds."""
 
 _OUR_OWN = "This DataLoader will create"
 _UNPICKLABLE = "headrace: the dataset, collate_fn and worker_init_fn must be picklable"
 
 Digests = dict[tuple[int, int], SampleDigest]
-"""Those of the samples read, by epoch and global position."""
+"""The digests of the samples that were read, by epoch and global position."""
 
 
 class CannotVerify(Exception):
-    """The factory, or the loader that it makes, is none that can be verified; the text says why."""
+    """The factory, or the loader that it makes, cannot be verified; the text says why."""
 
 
 class CellFailed(Exception):
-    """A cell read other samples than the plan says, or its state is wrong; the text says which."""
+    """A cell did not read the samples that the plan gives, or its state is wrong; the text has the details."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Cell:
         executor: Where the work runs: "inline", "thread", "fork" or "spawn".
         workers: How many workers each rank has; 1 inline.
         world: How many ranks, all simulated in this process.
-        resume: After which step every rank stops, and goes on in a new loader from its state; "-" for not at all.
+        resume: The step after which every rank stops, and goes on in a new loader from its state; "-" for none.
         kill: Whether a worker is killed after the first batch.
     """
 
@@ -88,7 +88,7 @@ REFERENCE = Cell()
 
 
 def every_cell(executors: Sequence[str], workers: Sequence[int], worlds: Sequence[int], kills: bool) -> list[Cell]:
-    """Return the whole product of the axes."""
+    """Return every combination."""
     cells = []
     for executor in executors:
         kinds = (False, True) if kills and executor in _PROCESSES else (False,)
@@ -98,9 +98,9 @@ def every_cell(executors: Sequence[str], workers: Sequence[int], worlds: Sequenc
 
 
 def covering_cells(executors: Sequence[str], workers: Sequence[int], worlds: Sequence[int], kills: bool) -> list[Cell]:
-    """Return cells that have each value of each axis at least once with each executor.
+    """Return cells that combine each executor with each number of workers, each world and each place of resuming.
 
-    Many workers come with small worlds, since each rank starts its own.
+    Large numbers of workers come with small worlds, since each rank starts its own workers.
     """
     rows = max(len(workers), len(worlds), len(RESUMES))
     falling, rising = sorted(workers, reverse=True), sorted(worlds)
@@ -118,11 +118,11 @@ def covering_cells(executors: Sequence[str], workers: Sequence[int], worlds: Seq
 
 @dataclass
 class Outcome:
-    """What came of a cell.
+    """The result of a cell.
 
     Attributes:
-        cell: Which.
-        digests: Those of the samples it read.
+        cell: The cell.
+        digests: The digests of the samples that it read.
         error: What went wrong, in words; "" if nothing did.
         skipped: Why it could not run, in words; "" if it ran.
     """
@@ -141,15 +141,15 @@ class Outcome:
 
 
 class Subject:
-    """The loader to be verified: made anew by the user's factory for each cell, and cut to the cell's measure.
+    """The loader to be verified: the user's factory makes it anew for each cell, and its options are changed for that.
 
     Args:
         factory: Makes the loader.
         epochs: How many epochs each cell reads.
-        samples: How many positions of an epoch, at most.
+        samples: The most positions of an epoch that are read.
 
     Raises:
-        CannotVerify: It is no loader that follows a plan.
+        CannotVerify: The loader does not follow a plan.
     """
 
     def __init__(self, factory: Callable[[], Any], epochs: int, samples: int) -> None:
@@ -171,7 +171,7 @@ class Subject:
         """Call the factory.
 
         Raises:
-            CannotVerify: It raised, or made something else.
+            CannotVerify: It raised, or made no loader that can be verified.
         """
         try:
             loader = self.factory()
@@ -181,7 +181,7 @@ class Subject:
         return loader
 
     def plan_of(self, cell: Cell, rank: int) -> Plan:
-        """Return a rank's plan in a cell: the same samples in a global batch for any world, or nearly."""
+        """Return a rank's plan in a cell: global batches of about the same size for any world."""
         batch_size = max(1, self.batch_size // cell.world) if self.batched else 1
         return replace(self.plan, batch_size=batch_size, world=World(rank, cell.world))
 
@@ -203,10 +203,10 @@ class Subject:
         return outcome
 
     def variant(self, loader: Any, cell: Cell, rank: int) -> Any:
-        """Return a loader such as the factory's, but for one rank of a cell.
+        """Return a loader like the factory's, but with the options of one rank of a cell.
 
         Raises:
-            CannotVerify: Its class takes other arguments than it keeps, or not those that must change.
+            CannotVerify: Its class does not take the arguments that must change, or does not keep one that it needs.
         """
         plan, processes = self.plan_of(cell, rank), cell.executor in _PROCESSES
         changed = {
@@ -248,10 +248,10 @@ class Subject:
 
 
 def check(loader: Any) -> None:
-    """Refuse what is no loader that follows a plan.
+    """Refuse everything but a loader that follows a plan.
 
     Raises:
-        CannotVerify: With what it is, and why it cannot be verified.
+        CannotVerify: The text says what it is, and why it cannot be verified.
     """
     kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
     if not isinstance(loader, DataLoader):
@@ -275,7 +275,7 @@ def check(loader: Any) -> None:
 
 
 class _Run:
-    """Reads the epochs of one cell, rank by rank in step, as ranks of a real run do."""
+    """Reads the epochs of one cell step by step, on all ranks at each step, as ranks of a real run do."""
 
     def __init__(self, subject: Subject, cell: Cell, digests: Digests) -> None:
         self._subject, self._cell, self._digests = subject, cell, digests
@@ -304,7 +304,7 @@ class _Run:
         return [self._subject.variant(loader, self._cell, rank) for rank in range(self._cell.world)]
 
     def _resumed(self, loaders: list[Any], steps: int) -> tuple[list[Any], int]:
-        """Read so many steps, and return new loaders that have the old ones' state, and where they are to begin."""
+        """Read the first steps; return new loaders with the old ones' state, and the cursor at which they begin."""
         plan = self._plans[0]
         self._read(loaders, 0, 0, steps)
         states = [loader.state_dict() for loader in loaders]
@@ -321,7 +321,7 @@ class _Run:
         return loaders, cursor
 
     def _read(self, loaders: list[Any], epoch: int, cursor: int, steps: int) -> None:
-        """Read so many steps of an epoch on all ranks that have them."""
+        """Read a number of steps of an epoch on all ranks that have them."""
         if steps <= 0:
             return
         with _ended([iter(loader) for loader in loaders]) as readers:
@@ -333,7 +333,7 @@ class _Run:
                     self._to_kill = False
                     _kill(readers[0]._workers[0])
             if steps >= max(plan.steps(epoch, cursor) for plan in self._plans):
-                # A rank learns that the epoch has ended by asking for more.
+                # A rank finds that the epoch has ended when it asks for more.
                 more = [rank for rank, reader in enumerate(readers) if next(reader, None) is not None]
                 if more:
                     raise CellFailed(f"rank {more[0]} got a batch after its last step of epoch {epoch}")
@@ -351,14 +351,14 @@ class _Run:
 
 
 def start_forkserver() -> None:
-    """Start the interpreter that processes are forked from; it imports torch, for which nobody waits here."""
+    """Start the interpreter that processes are forked from. It imports torch; this does not wait for that."""
     forkserver.set_forkserver_preload(["headrace.executors.process.pool"])
     forkserver.ensure_running()
 
 
 @contextmanager
 def _ended(readers: list[Any]) -> Iterator[list[Any]]:
-    """End readers and their workers with the block."""
+    """End readers and their workers at the end of the block."""
     try:
         yield readers
     finally:
@@ -374,7 +374,7 @@ def _kill(process: Any) -> None:
 
 
 def _parameters(kind: type) -> Mapping[str, inspect.Parameter]:
-    """Return what a loader's class takes by name, as frameworks find it out."""
+    """Return the arguments that a loader's class takes by name, found as frameworks find them."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found):
@@ -383,15 +383,15 @@ def _parameters(kind: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _worded(error: BaseException) -> str:
-    """Return an exception as its traceback would end, its notes included."""
+    """Return the last lines of an exception's traceback: its type, text and notes."""
     return "".join(format_exception_only(error)).rstrip()
 
 
 @contextmanager
-def warnings_gathered() -> Iterator[dict[str, int]]:
-    """Gather the texts of warnings, and how often each came, instead of showing them.
+def collect_warnings() -> Iterator[dict[str, int]]:
+    """Collect the texts of warnings, and how often each came, instead of showing them.
 
-    Left out is torch's about more workers than CPUs: the cells ask for them, not the user.
+    Torch's warning about more workers than CPUs is left out: the cells ask for them, not the user.
     """
     counted: dict[str, int] = {}
     with warnings.catch_warnings(record=True) as caught:

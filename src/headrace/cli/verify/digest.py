@@ -1,4 +1,4 @@
-"""Digests of samples: the same for equal samples, part by part, however batches are cut and whoever computes them."""
+"""Digests of samples, part by part: the same for equal samples, whatever the batches and the process."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,23 +11,24 @@ import numpy as np
 import torch
 
 _SIZE = 12
-"""Bytes of a digest."""
+"""The size of a digest, in bytes."""
 
 _PARTS = 64
-"""Of a sample of more parts only those at its top are told apart."""
+"""The most parts of a sample that get a digest each; beyond it only the parts at the top do."""
 
 _DEEPEST = 100
+"""How many containers inside each other are followed."""
 
 Leaf = tuple[tuple[str, ...], bytes]
-"""A part's path, one step an element, and what it is made of."""
+"""A part's path, one step an element, and its content."""
 
 
 class SampleDigest(NamedTuple):
-    """What is kept of a sample.
+    """The digests of a sample.
 
     Attributes:
-        whole: The digest of all of it.
-        parts: That of each part, by its path: `["image"]`, `[0]`, `.label`.
+        whole: The digest of the whole sample.
+        parts: The digest of each part, by its path: `["image"]`, `[0]`, `.label`.
     """
 
     whole: bytes
@@ -36,13 +37,13 @@ class SampleDigest(NamedTuple):
 
 @dataclass(frozen=True)
 class DigestingCollate:
-    """A loader's collate_fn for verification: returns the samples' digests in the batch's place.
+    """A collate_fn for verification: returns the digests of the samples instead of a batch.
 
-    The user's own collate_fn runs all the same, once per batch, so that its errors show.
+    The user's own collate_fn runs as well, once per batch, so that its errors are seen.
 
     Attributes:
-        collate_fn: The user's.
-        batched: Whether it is given a list of samples.
+        collate_fn: The user's own.
+        batched: Whether it gets a list of samples.
     """
 
     collate_fn: Callable[[Any], Any]
@@ -59,7 +60,7 @@ def digest(sample: Any) -> SampleDigest:
     """Return the digest of a sample.
 
     Raises:
-        TypeError: A part of it has no content that could be digested, such as a lock or a generator.
+        TypeError: A part of it has no content to digest, such as a lock or a generator.
     """
     whole = blake2b(digest_size=_SIZE)
     by_path: dict[tuple[str, ...], Any] = {}
@@ -76,13 +77,13 @@ def digest(sample: Any) -> SampleDigest:
 
 
 def differing(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> list[str]:
-    """Return the paths of the parts that differ between two samples; those that only one has come with them."""
+    """Return the paths of the parts that differ between two samples, or that only one of them has."""
     return [path for path in {**one, **other} if one.get(path) != other.get(path)]
 
 
 @dataclass
 class Fold:
-    """Folds the digests of samples, given in order, into one."""
+    """Combines the digests of samples, added in order, into one."""
 
     _digest: Any = field(default_factory=lambda: blake2b(digest_size=_SIZE))
 
@@ -96,7 +97,7 @@ class Fold:
 
 
 def _leaves(value: Any, path: tuple[str, ...], above: tuple[int, ...]) -> Iterator[Leaf]:
-    """Yield the parts of a value in order, each with its path; containers as such too, by their type and length."""
+    """Yield the parts of a value in order, each with its path; containers too, with their type and length."""
     kind = type(value)
     head = f"{kind.__module__}.{kind.__qualname__}".encode()
     plain = _plain(value)
@@ -110,7 +111,7 @@ def _leaves(value: Any, path: tuple[str, ...], above: tuple[int, ...]) -> Iterat
     steps = _inside(value)
     yield path, head + b"\0" + str(len(steps)).encode()
     if isinstance(value, set | frozenset):
-        # In no order: that of text differs from process to process.
+        # Sorted by digest: the order of a set of strings differs from process to process.
         contents = sorted(digest(element).whole for element in value)
         yield path, b"".join(contents)
         return
@@ -119,7 +120,7 @@ def _leaves(value: Any, path: tuple[str, ...], above: tuple[int, ...]) -> Iterat
 
 
 def _plain(value: Any) -> bytes | None:
-    """Return the content of what has no parts."""
+    """Return the content of a value without parts; None of other values."""
     if value is None or isinstance(value, bool | int | type(...)):
         return repr(value).encode() if type(value) in (bool, int) else str(value).encode()
     if isinstance(value, float | complex):
@@ -156,7 +157,7 @@ def _inside(value: Any) -> Sequence[tuple[str, Any]]:
 
 
 def _reduced(value: Any) -> list[tuple[str, Any]]:
-    """Return what pickle would store of an object, each part by itself: pickle's bytes tell equal objects apart."""
+    """Return what pickle would store of an object, part by part: pickle's bytes may differ for equal objects."""
     try:
         reduced = value.__reduce_ex__(4)
     except Exception as error:

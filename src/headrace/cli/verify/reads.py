@@ -1,4 +1,4 @@
-"""What a fetch reads that no seed decides: entropy, clocks, and who or where it is."""
+"""Records what a fetch reads that no seed determines: entropy, clocks, and the process, thread or host it runs in."""
 
 import builtins
 import datetime
@@ -27,10 +27,10 @@ from headrace import errors
 
 
 class Call(NamedTuple):
-    """A call whose value no seed decides.
+    """A call whose result no seed determines.
 
     Attributes:
-        kind: "entropy", "clock", or "identity" of who computes.
+        kind: "entropy", "clock", or "identity" (of the process, thread, worker or host).
         what: What it reads, in words.
         where: The line of the user's code that led to it.
     """
@@ -42,10 +42,10 @@ class Call(NamedTuple):
 
 @contextmanager
 def recorded(entered: Callable[[CodeType, Mapping[str, Any]], None] | None = None) -> Iterator[list[Call]]:
-    """Record the calls in this thread, by any name, that read entropy, clocks, or who computes.
+    """Record the calls in this thread, by any name, that read entropy, clocks, or an identity.
 
     Args:
-        entered: Told of each function of the user's before it runs: its code, and the globals of its module.
+        entered: Called with each function of the user's before it runs: its code, and the globals of its module.
     """
     calls: list[Call] = []
 
@@ -103,7 +103,7 @@ _BUILTINS: dict[Any, tuple[str, str]] = {
 }
 
 _FUNCTIONS: dict[CodeType, tuple[str, str, str | None]] = {
-    # With the argument that must be None for it to be unseeded.
+    # The last item is the argument that is None if the call is unseeded.
     random.Random.__init__.__code__: ("entropy", "the system's entropy (an unseeded random.Random)", "x"),
     random.Random.seed.__code__: ("entropy", "the system's entropy (random.seed without a seed)", "a"),
     random.SystemRandom.random.__code__: ("entropy", "the system's entropy", None),
@@ -117,7 +117,7 @@ _FUNCTIONS: dict[CodeType, tuple[str, str, str | None]] = {
 }
 
 _PASSED = {
-    # What only hands on what it was asked for.
+    # Functions that only pass a request on.
     Mapping.get.__code__,
     os.getenv.__code__,
     Path.cwd.__func__.__code__,  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def _builtin(called: Any) -> tuple[str, str] | None:
 
 
 def _folders(*files: str) -> tuple[str, ...]:
-    """Return the folders as code that was imported from there names them, and as they are."""
+    """Return the folders both as given, as code imported from there names them, and with links resolved."""
     return tuple({f"{folder}{os.sep}" for file in files for folder in (file, str(Path(file).resolve()))})
 
 
@@ -147,10 +147,10 @@ _PACKAGES = _folders(*(str(Path(str(package.__file__)).parent) for package in (n
 
 @lru_cache(None)
 def of_library(file: str) -> bool:
-    """Tell whether code is of Python's, numpy's, torch's or ours: who called it is to blame then."""
+    """Tell whether code is part of Python, numpy, torch or headrace: then its caller is to blame."""
     if file.startswith(("<", *_PACKAGES)):
         return True
-    # Python's folder may have the one for all other packages in it.
+    # Python's folder may contain the folder of all other packages.
     rest = [file.removeprefix(folder) for folder in _STANDARD if file.startswith(folder)]
     return any(not one.startswith(("site-packages", "dist-packages")) for one in rest)
 

@@ -1,4 +1,4 @@
-"""`headrace verify`: whether a loader's samples are the same bits however they are read; if not, which, and why."""
+"""`headrace verify`: are a loader's samples the same bits however they are read? If not, which differ, and why?"""
 
 import importlib
 import importlib.util
@@ -28,10 +28,10 @@ from headrace.cli.verify.cells import (
     Cell,
     Outcome,
     Subject,
+    collect_warnings,
     covering_cells,
     every_cell,
     start_forkserver,
-    warnings_gathered,
 )
 from headrace.cli.verify.digest import differing
 from headrace.cli.verify.why import Fetch, Probe
@@ -50,7 +50,7 @@ _COLUMNS = {
     "samples": 7,
     "result": 9,
 }
-"""Of the table, each with its width."""
+"""The columns of the table, each with its width."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Options:
 
     Attributes:
         cells: The ways to read, beside the reference.
-        epochs: How many epochs each reads.
-        samples: How many samples of an epoch, at most.
+        epochs: The number of epochs that each reads.
+        samples: The most samples of an epoch that each reads.
     """
 
     cells: list[Cell]
@@ -71,7 +71,7 @@ class Options:
     def parse(
         cls, executors: str, workers: str, worlds: str, epochs: int, samples: int, full: bool, kills: bool
     ) -> "Options":
-        """Make the cells of what the user wrote.
+        """Make the options from what the user wrote.
 
         Raises:
             ValueError: An option lies outside its range.
@@ -89,9 +89,9 @@ class Options:
 
 
 def run_verify(target: str, options: Options, console: Console) -> int:
-    """Read the target's loader in each cell, print what came of it, and return the exit code."""
+    """Read the target's loader in each cell, print the results, and return the exit code."""
     started = time.monotonic()
-    with warnings_gathered() as warned:
+    with collect_warnings() as warned:
         try:
             subject = Subject(load_factory(target), options.epochs, options.samples)
             outcomes = _run_cells(subject, options.cells, console)
@@ -106,13 +106,13 @@ def run_verify(target: str, options: Options, console: Console) -> int:
 
 
 def load_factory(target: str) -> Callable[[], Any]:
-    """Import what makes the loader.
+    """Import the function that makes the loader.
 
     Args:
         target: "package.module:name" or "path/to/file.py:name"; the current folder is searched first.
 
     Raises:
-        CannotVerify: It is not there, or cannot be imported.
+        CannotVerify: There is no such function, or it cannot be imported.
     """
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
@@ -128,7 +128,7 @@ def load_factory(target: str) -> Callable[[], Any]:
             raise CannotVerify(
                 f"{path} cannot be imported, since another module {module_name!r} is loaded: give it another name."
             )
-    # Spawned workers import it by the same name, and inherit the path.
+    # Spawned workers import the factory by the same name, and inherit sys.path.
     folder = str(path.resolve().parent) if of_file else os.getcwd()
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
@@ -145,7 +145,7 @@ def load_factory(target: str) -> Callable[[], Any]:
 
 
 def _run_cells(subject: Subject, cells: list[Cell], console: Console) -> list[Outcome]:
-    """Run the reference and the cells, and show a table that grows."""
+    """Run the reference and the cells, and print a row of a table for each."""
     given = "" if subject.seeded else "; it has no seed, so seed=0 is set"
     limited = "" if subject.limit == subject.plan.samples else f" of {subject.plan.samples:,}"
     epochs = f" of {subject.epochs} epochs each" if subject.epochs > 1 else ""
@@ -167,7 +167,7 @@ def _run_cells(subject: Subject, cells: list[Cell], console: Console) -> list[Ou
 
 @contextmanager
 def _table(console: Console) -> Iterator[Callable[[list[Text]], None]]:
-    """Yield what adds a row to a table: it grows on a terminal; elsewhere each row is printed by itself, at once."""
+    """Yield a function that adds a row to a table: on a terminal to one that grows, elsewhere as a line, at once."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, width in _COLUMNS.items():
         table.add_column(name, min_width=width, no_wrap=True)
@@ -189,7 +189,7 @@ def _table(console: Console) -> Iterator[Callable[[list[Text]], None]]:
         table.add_row(*row)
         live.refresh()
 
-    with live:  # it refreshes from no thread of its own, which a fork would not survive
+    with live:  # without a thread of its own, which would not survive a fork
         yield grow
     console.print(table)
 
@@ -212,7 +212,7 @@ def _row(outcome: Outcome, reference: Outcome) -> list[Text]:
 
 
 def _conclude(subject: Subject, outcomes: list[Outcome], console: Console) -> int:
-    """Print what the cells tell together, and return the exit code."""
+    """Print what the cells show together, and return the exit code."""
 
     def say(text: str, style: str = "") -> None:
         console.print(Text(text, style=style), soft_wrap=True)
@@ -244,7 +244,7 @@ def _conclude(subject: Subject, outcomes: list[Outcome], console: Console) -> in
 
 
 def _explain(subject: Subject, reference: Outcome, outcome: Outcome, say: Callable[[str], None]) -> None:
-    """Print the first sample that differs, in what, and why."""
+    """Print the first sample that differs, the parts in which it differs, and why."""
     epoch, position = min(at for at, sample in outcome.digests.items() if sample != reference.digests[at])
     index = int(subject.plan.indices(epoch, np.array([position]))[0])
     parts = differing(reference.digests[epoch, position].parts, outcome.digests[epoch, position].parts)
@@ -257,7 +257,9 @@ def _explain(subject: Subject, reference: Outcome, outcome: Outcome, say: Callab
     except CannotVerify:
         raise
     except Exception as error:  # noqa: BLE001 - the user's code, fetched once more
-        lines = [f"Why could not be found out, since fetching it again raised {type(error).__name__}: {error}"]
+        lines = [
+            f"The reason could not be found, since fetching the sample again raised {type(error).__name__}: {error}"
+        ]
     for line in lines:
         say(f"  {line}")
 

@@ -1,4 +1,4 @@
-"""Why a sample differs from one reading to the next: what it draws from, looks at or keeps that no seed decides."""
+"""Finds out why a sample differs from one reading to the next: what it draws from, reads or keeps without a seed."""
 
 import multiprocessing
 import threading
@@ -14,7 +14,7 @@ from torch.utils.data._utils import worker as torch_worker
 from headrace.cli.verify.cells import start_forkserver
 from headrace.cli.verify.digest import DigestingCollate, SampleDigest
 from headrace.cli.verify.reads import Call, recorded
-from headrace.cli.verify.state import Change, Watch
+from headrace.cli.verify.watch import Change, Watch
 from headrace.plan import Plan
 from headrace.types import PlanTask
 from headrace.worker.fetch import fetches_in_bulk
@@ -22,13 +22,13 @@ from headrace.worker.work import Work
 from headrace.worker.worker import Worker
 
 _BUILDS = 4
-"""So many datasets are made to see whether they are equal: one that draws may well draw the same once."""
+"""How many datasets are made to see whether they are equal: a dataset that draws may draw the same once."""
 
 _OTHERS = 16
-"""Before a sample so many on either side of it are fetched, to see whether that matters."""
+"""How many samples on either side of a sample are fetched before it, to see whether that matters."""
 
 _NAMED = 5
-"""Of what is found so many are named."""
+"""How many of the things that are found are named."""
 
 _DRAW = (
     "Draw from headrace.rng() or headrace.torch_rng(), or from the global generators of torch, numpy and random: all "
@@ -45,12 +45,12 @@ _FIRST = (
 
 
 class Seen(NamedTuple):
-    """What a fetch showed.
+    """The result of a fetch.
 
     Attributes:
         whole: The sample's digest.
-        calls: What it read that no seed decides.
-        changed: What has another state since.
+        calls: Calls whose results no seed determines.
+        changed: Objects that it has changed.
     """
 
     whole: bytes
@@ -60,10 +60,10 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetch:
-    """Fetches one sample in the very process that calls, under the seeds of its position.
+    """Fetches one sample in the calling process, under the seeds of its position.
 
     Attributes:
-        plan: That of a world of one, one sample a step.
+        plan: A plan for a world of one, with one sample a step.
         batched: Whether the loader makes batches.
         epoch: The sample's epoch.
         position: Its place in the epoch's order.
@@ -75,7 +75,7 @@ class Fetch:
     position: int
 
     def __call__(self, dataset: Any, *before: int) -> Seen:
-        """Fetch it; before it, the samples at other positions."""
+        """Fetch the samples at other positions, if any are given, and then this one."""
         collate = DigestingCollate(_kept, self.batched)
         worker = Worker(Work(dataset, collate_fn=collate, batched=self.batched, plan=self.plan))
         watch = Watch(dataset)
@@ -91,21 +91,21 @@ class Fetch:
 
 
 class Probe:
-    """Fetches one sample again and again, under other circumstances each time.
+    """Fetches one sample repeatedly, under other conditions each time.
 
     Args:
         make: Builds the dataset anew.
-        fetch: Fetches the sample.
+        fetch: Fetches the sample from a dataset.
     """
 
     def __init__(self, make: Callable[[], Any], fetch: Fetch) -> None:
         self._make, self._fetch = make, fetch
 
     def explain(self, executor: str) -> list[str]:
-        """Return why the sample differs, what is to blame and what to do, in lines.
+        """Return lines that say why the sample differs, what is to blame, and what to do.
 
         Args:
-            executor: That of the cell in which it differed.
+            executor: The executor of the cell in which it differed.
         """
         dataset = self._make()
         usual = self._fetch(dataset)
@@ -123,7 +123,7 @@ class Probe:
         )
 
     def _of_building(self, dataset: Any, usual: Seen) -> list[str]:
-        """Tell whether each dataset that the factory makes gives another."""
+        """Check whether each dataset that the factory makes gives another sample."""
         for _ in range(_BUILDS):
             with recorded() as calls:
                 made = self._make()
@@ -136,7 +136,7 @@ class Probe:
         return []
 
     def _of_time(self, dataset: Any, usual: Seen) -> list[str]:
-        """Tell whether the dataset gives something else by now."""
+        """Check whether the dataset gives another sample after some time."""
         later = self._fetch(dataset)
         if later.whole == usual.whole:
             return []
@@ -144,14 +144,14 @@ class Probe:
         return said + _blamed(later, ("entropy", "clock"))
 
     def _of_others(self, usual: Seen) -> list[str]:
-        """Tell whether it matters which samples were fetched before."""
+        """Check whether it depends on the samples that were fetched before."""
         found = self._fetch(self._make(), *self._fetch.others())
         if found.whole == usual.whole:
             return []
         return ["It depends on which samples the same process fetched before it.", *_blamed(found, ())]
 
     def _of_surroundings(self, usual: Seen) -> list[str]:
-        """Tell whether one of the things matters that differ between a worker and the main process."""
+        """Check whether it depends on something that differs between a worker and the main process."""
         for surrounding, (consequence, remedy) in _SURROUNDINGS.items():
             dataset = self._make()
             with surrounding(dataset):
@@ -170,16 +170,16 @@ class Probe:
         if not fetches_in_bulk(dataset):
             return []
         return [
-            "The dataset has a __getitems__ of its own, whose draws are a batch's and not a sample's: they change "
+            "The dataset has a __getitems__ of its own, which draws for a batch and not for a sample: its draws change "
             "with the batch size, and so with the world.",
             "Leave __getitems__ out, or derive what it draws from each index.",
         ]
 
     def _of_process(self, dataset: Any, usual: Seen) -> list[str]:
-        """Tell whether it matters which process fetches it, and what that fetched first."""
+        """Check whether it depends on the process that fetches it, or on what that fetched first."""
         try:
             alone, again, later = (self._elsewhere(*before) for before in ((), (), self._fetch.others()))
-        except Exception:  # noqa: BLE001 - it cannot be pickled, or ends its process
+        except Exception:  # noqa: BLE001 - the dataset cannot be pickled, or ends its process
             return []
         if of_time := self._of_time(dataset, usual):
             return of_time
@@ -199,13 +199,13 @@ class Probe:
         return []
 
     def _elsewhere(self, *before: int) -> Seen:
-        """Fetch it in a process that has imported nothing of the user's yet."""
+        """Fetch it in a process that has not imported anything of the user's yet."""
         start_forkserver()
         with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
             return pool.submit(self._fetch, self._make(), *before).result()
 
     def _undecided(self, seen: Seen, executor: str) -> list[str]:
-        """Say what is left where no circumstance shows a difference."""
+        """Say which causes are left if no condition shows a difference."""
         said = [
             "Fetched alone it is always the same, so it depends on who computes it: on the worker's process or "
             "thread, on caches, or on what was fetched before."
@@ -233,10 +233,10 @@ def _listed(changes: list[Change]) -> str:
 
 
 def _blamed(seen: Seen, kinds: tuple[str, ...]) -> list[str]:
-    """Name what is to blame, generators first, and say what to do."""
+    """Return lines that name what is to blame, generators first, and say what to do."""
     generators = [change for change in seen.changed if change.draws]
     others = [change for change in seen.changed if not change.draws]
-    lines = [f"No position seeds what it draws from: {_listed(generators)}."] if generators else []
+    lines = [f"It draws from generators that are not seeded by position: {_listed(generators)}."] if generators else []
     read = _read(seen.calls, kinds)
     lines += read
     decided = generators or ("entropy" in kinds and any(call.kind == "entropy" for call in seen.calls))
@@ -244,12 +244,12 @@ def _blamed(seen: Seen, kinds: tuple[str, ...]) -> list[str]:
         said = "It depends on how many were fetched before, or which, if it uses what a fetch changes:"
         lines.append(f"{'Meanwhile' if read or 'identity' in kinds else said} {_listed(others)}.")
     if not (lines or "identity" in kinds):
-        lines.append("Nothing that its code names has changed: look into iterators, closures, open files, extensions.")
+        lines.append("Nothing that its code names has changed: look at iterators, closures, open files and extensions.")
     return [*lines, _DRAW if decided else _INDEX]
 
 
 def _of_first(seen: Seen) -> list[str]:
-    """Name what a first fetch kept, or else who computes, and say what to do."""
+    """Return lines that name what a first fetch kept, or else the identity that was read, and say what to do."""
     lines = _read(seen.calls, ("identity",))
     if not seen.changed:
         return [*lines, _INDEX]
@@ -278,11 +278,11 @@ def _on_one_thread(dataset: Any) -> Iterator[None]:
 
 _SURROUNDINGS: dict[Callable[[Any], Any], tuple[str, str]] = {
     _as_worker: (
-        "It depends on what torch.utils.data.get_worker_info() says: on which worker fetches it, of how many.",
-        "Make the sample a function of its index alone; every worker is asked for other samples each time.",
+        "It depends on torch.utils.data.get_worker_info(): on which worker fetches it, of how many.",
+        "Make the sample a function of its index alone; a worker is asked for other samples each time.",
     ),
     _on_one_thread: (
-        "It depends on how many threads torch computes with, which in workers is one: sums are rounded otherwise.",
+        "It depends on the number of threads that torch computes with, one in workers: sums are rounded differently.",
         "Call torch.set_num_threads(1) in the factory, or compute it in the training loop.",
     ),
 }

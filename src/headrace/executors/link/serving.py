@@ -17,7 +17,7 @@ from headrace.executors.link.wire import LIVENESS_S, TAIL, Request, Sent, task_o
 from headrace.memory.codec import SlotWriter, slot_collate
 from headrace.memory.pickling import decode
 from headrace.memory.slots import Ring
-from headrace.memory.unpicklable import culprit
+from headrace.memory.unpicklable import unpicklable_part
 from headrace.telemetry.stages import ENCODE, StageClock
 from headrace.types import Remark, StreamTask, Task
 from headrace.worker.work import Work
@@ -86,7 +86,7 @@ class Server:
             return self.writer.write(Remarked(remarks, outcome) if remarks else outcome)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             if not isinstance(error, SlotTooLarge):
-                error.add_note(f"headrace: the batch cannot be pickled: {culprit(outcome, 'batch', error)}")
+                error.add_note(f"headrace: the batch cannot be pickled: {unpicklable_part(outcome, 'batch', error)}")
             failure = Failure.of(error, self._where)
             return self.writer.write(Remarked(remarks, failure) if remarks else failure)
 

@@ -35,7 +35,7 @@ from headrace.executors.process.forks import Process, close_rank_end, end_with_r
 from headrace.executors.process.peer import Peer, death, described, dismiss
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Ring, keep_freed_memory
-from headrace.memory.unpicklable import culprit
+from headrace.memory.unpicklable import unpicklable_part
 from headrace.randomness import accelerated
 from headrace.system.interrupts import Interruptible, InterruptsHeld
 from headrace.types import Task
@@ -124,7 +124,7 @@ class _ProcessPool(Pool):
                 if isinstance(error, TypeError | AttributeError | PicklingError):
                     error.add_note(
                         "headrace: the dataset, collate_fn and worker_init_fn must be picklable under this start "
-                        f"method, but {culprit(self.work, '', error)}; "
+                        f"method, but {unpicklable_part(self.work, '', error)}; "
                         "define such things at module level, or use multiprocessing_context='fork'"
                     )
                 self.breaks()

@@ -22,7 +22,7 @@ from headrace.executors.link.serving import Server, serve
 from headrace.executors.link.wire import STAGES
 from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory
-from headrace.memory.unpicklable import culprit
+from headrace.memory.unpicklable import unpicklable_part
 from headrace.version import __version__
 from headrace.worker.work import Work
 
@@ -136,7 +136,7 @@ def pickled(work: Work) -> list[NDArray[np.uint8]]:
     except Exception as error:
         error.add_note(
             "headrace: the dataset, collate_fn and worker_init_fn must be picklable to travel to Ray's workers, "
-            f"but {culprit(work, '', error, kind)}; leave it out in __getstate__, or have the dataset built "
+            f"but {unpicklable_part(work, '', error, kind)}; leave it out in __getstate__, or have the dataset built "
             "there: headrace.Deferred(factory)"
         )
         raise

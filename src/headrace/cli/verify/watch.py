@@ -1,4 +1,4 @@
-"""What a fetch leaves changed: in the dataset, and in the globals, classes and modules that the code it runs names."""
+"""Finds what a fetch changes: in the dataset, and in the globals, classes and modules that its code names."""
 
 import ctypes
 import functools
@@ -22,29 +22,29 @@ from headrace.datasets.fork_safety import parts
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random, torch.Generator)
 _CONTAINERS = (list, dict, set, deque)
 _LARGEST_BYTES = 1 << 20
-"""Arrays above this are not watched for changes."""
+"""The size of the largest array that is watched for changes, in bytes."""
 
 
-class State(NamedTuple):
-    """What an object held at a moment.
+class Content(NamedTuple):
+    """The content of an object at a moment.
 
     Attributes:
         kind: The name of its type.
-        content: Its value in words, or a digest of it.
+        value: Its value in words, or a digest of it.
         draws: Whether it is a random generator.
     """
 
     kind: str
-    content: str | bytes
+    value: str | bytes
     draws: bool
 
 
 class Change(NamedTuple):
-    """What has another state after a fetch.
+    """An object whose content a fetch has changed.
 
     Attributes:
         draws: Whether it is a random generator.
-        words: Where it is, and what has become of it.
+        words: Where it is, and how it has changed.
     """
 
     draws: bool
@@ -52,16 +52,18 @@ class Change(NamedTuple):
 
 
 class Watch:
-    """Keeps the states of what a fetch could change.
+    """Keeps the contents of all objects that a fetch could change.
+
+    The dataset, and the random generators in modules, are watched from now on. Other objects are watched from the
+    moment when code that names them is entered.
 
     Args:
-        dataset: It is watched from now on, and so are the random generators in modules; the rest from when code that
-            names it is entered.
+        dataset: The dataset.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._roots: dict[str, tuple[Mapping[str, Any], str]] = {}  # a namespace, and the name in it
-        self._before: dict[str, State] = {}
+        self._before: dict[str, Content] = {}
         self._entered: set[CodeType] = set()
         self._classes: set[type] = set()
         self._add("dataset", {"dataset": dataset}, "dataset")
@@ -75,7 +77,7 @@ class Watch:
                         self._add(f"{module_name}.{name}", vars(module), name)
 
     def enter(self, code: CodeType, namespace: Mapping[str, Any]) -> None:
-        """Watch what a function of the user's names, before it runs."""
+        """Watch the objects that a function of the user's names, before it runs."""
         if code in self._entered:
             return
         self._entered.add(code)
@@ -90,21 +92,21 @@ class Watch:
                     self._add(f"{value.__name__}.{inner}", vars(value), inner)
 
     def changes(self) -> list[Change]:
-        """Return what has another state now."""
+        """Return the objects whose content is another now."""
         roots = dict(self._roots)
         for kind in self._classes:
             roots |= _attributes(kind)
-        after: dict[str, State] = {}
+        after: dict[str, Content] = {}
         for path, (namespace, name) in roots.items():
             if name in namespace:
-                after |= _states(path, namespace[name])
+                after |= _contents(path, namespace[name])
         changed = []
         for path, now in after.items():
             was = self._before.get(path)
             if was is None:
                 changed.append(Change(now.draws, f"{path} (a {now.kind}) is new"))
-            elif was != now and isinstance(was.content, str) and isinstance(now.content, str):
-                changed.append(Change(now.draws, f"{path} went from {was.content:.40} to {now.content:.40}"))
+            elif was != now and isinstance(was.value, str) and isinstance(now.value, str):
+                changed.append(Change(now.draws, f"{path} went from {was.value:.40} to {now.value:.40}"))
             elif was != now:
                 changed.append(Change(now.draws, f"{path} (a {now.kind}){'' if now.draws else ' changed'}"))
         return changed
@@ -113,7 +115,7 @@ class Watch:
         if path not in self._roots:
             self._roots[path] = namespace, name
             if name in namespace:
-                self._before |= _states(path, namespace[name])
+                self._before |= _contents(path, namespace[name])
 
     def _add_class(self, kind: Any) -> None:
         if kind not in self._classes and _of_user(sys.modules.get(kind.__module__)):
@@ -132,16 +134,16 @@ def _of_user(module: Any) -> bool:
     return isinstance(file, str) and not of_library(file)
 
 
-def _states(root: str, value: Any) -> dict[str, State]:
-    """Return the states of what a value holds, by the expression that leads to each."""
-    found: dict[str, State] = {}
+def _contents(root: str, value: Any) -> dict[str, Content]:
+    """Return the contents of a value's parts, by the expression that leads to each."""
+    found: dict[str, Content] = {}
     for path, part in _parts(root, value):
-        content = _content(part)
-        if content is not None:
+        held = _value_of(part)
+        if held is not None:
             kind = type(part)
             name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
             name = name.replace("_generator.", "").replace("_C.", "").removeprefix("_thread.")
-            found[path] = State(name, content, issubclass(kind, _GENERATORS))
+            found[path] = Content(name, held, issubclass(kind, _GENERATORS))
     return found
 
 
@@ -149,13 +151,13 @@ def _parts(root: str, value: Any) -> Iterator[tuple[str, Any]]:
     for step, part in parts(value):
         path = root + step.removeprefix("dataset")
         yield path, part
-        if type(part) is threading.local:  # of which each thread sees its own
+        if type(part) is threading.local:  # each thread has its own attributes
             for name, inner in vars(part).items():
                 yield from _parts(f"{path}.{name}", inner)
 
 
-def _content(part: Any) -> str | bytes | None:
-    """Return what tells whether an object has changed; None of what is not watched."""
+def _value_of(part: Any) -> str | bytes | None:
+    """Return a value that shows whether an object has changed; None if it is not watched."""
     kind = type(part)
     if issubclass(kind, random.SystemRandom):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.verify.reads import recorded
-from headrace.cli.verify.state import Watch
+from headrace.cli.verify.watch import Watch
 
 MODULE = __name__
 NUMBERS = itertools.count(3)

@@ -1,0 +1,122 @@
+"""The lock of all threads that compute batches: many share it, or one thread has it exclusively."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headrace.system.interrupts import InterruptsHeld
+
+
+class DeadlinePassed(Exception):
+    """What was waited for has not happened by the deadline."""
+
+
+class ThisThread(threading.local):
+    """The state of one thread.
+
+    Attributes:
+        info: What `get_worker_info` returns in it, if it is a worker.
+        computing: Whether it is a worker in the middle of a batch.
+        exclusive: Whether it computes exclusively: no other thread may begin a batch.
+    """
+
+    info: Any = None
+    computing = False
+    exclusive = False
+
+
+this_thread = ThisThread()
+
+
+class ComputeLock:
+    """A readers-writer lock, and the condition variable of everything that it protects.
+
+    Attributes:
+        mutex: Held while a field of this lock or of a pool's threads is read or changed. It is no `Condition`: a Ctrl-C
+            between the lines of its methods would leave it locked.
+        running: How many batches worker threads compute.
+        paused: Whether no further batch may begin.
+    """
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        self.running = 0
+        self.paused = False
+        self._waiters: list[threading.Lock] = []
+
+    def notify_all(self) -> None:
+        """Wake all threads in `wait_for`; call it with the mutex held."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.release()
+
+    def wait_for(self, predicate: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Wait until a predicate, called with the mutex held, is true; return whether it was by the deadline."""
+        while True:
+            with InterruptsHeld(), self.mutex:
+                if predicate():
+                    return True
+                waiter = threading.Lock()
+                waiter.acquire()
+                self._waiters.append(waiter)
+            if not waiter.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                return False
+
+    @contextmanager
+    def exclusive(self, held: InterruptsHeld, deadline: float | None = None) -> Iterator[None]:
+        """Keep other worker threads from computing. It may be nested.
+
+        Raises:
+            DeadlinePassed: Other threads did not finish by the deadline.
+        """
+        if this_thread.exclusive:
+            yield
+            return
+        own = int(this_thread.computing)  # a loader inside a dataset: the batch of this thread waits, too
+        with self.mutex:
+            self._count(-own)
+        try:
+            with held.allowed():
+                if not (self.wait_for(self._pause, deadline) and self.wait_for(lambda: not self.running, deadline)):
+                    raise DeadlinePassed
+            yield
+        finally:
+            self._resume(own)
+
+    def _pause(self) -> bool:
+        if not self.paused:
+            self.paused = this_thread.exclusive = True
+        return this_thread.exclusive
+
+    def _resume(self, own: int) -> None:
+        with self.mutex:
+            if this_thread.exclusive:
+                self.paused = this_thread.exclusive = False
+            self._count(own)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Compute a batch in this thread. `running` already counts it: it was raised when the batch was taken."""
+        this_thread.computing = True
+        try:
+            yield
+        finally:
+            this_thread.computing = False
+            with self.mutex:
+                self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.running += change
+        self.notify_all()
+
+
+compute_lock = ComputeLock()
+"""The one of this process."""
+
+
+def forget_threads() -> None:
+    """Reset the lock in a forked process: its threads are not there."""
+    vars(this_thread).clear()
+    compute_lock.__init__()  # type: ignore[misc]
