@@ -1,7 +1,7 @@
-"""The package's own exceptions, and the checks that give a user's mistake its message.
+"""The package's own exceptions, and checks of arguments with their error messages.
 
-Mistakes in arguments are plain `ValueError` / `TypeError`; what goes wrong at run time is a
-`HeadraceError`, which is also the builtin type that torch raises for the same event.
+Mistakes in arguments raise plain `ValueError` / `TypeError`. Errors at run time are `HeadraceError`s, which also have
+the builtin type that torch raises for the same event.
 """
 
 import operator
@@ -13,11 +13,11 @@ _brief.maxstring = _brief.maxlong = _brief.maxother = 200
 
 
 class HeadraceError(Exception):
-    """The root of everything headrace raises that is not a mistake in an argument."""
+    """The base class of all errors of headrace that are not mistakes in arguments."""
 
 
 class WorkerDied(HeadraceError, RuntimeError):
-    """A worker process ended without being asked to (a signal, the OOM killer, `os._exit`)."""
+    """A worker process ended unexpectedly (a signal, the OOM killer, `os._exit`)."""
 
 
 class DeliveryTimeout(HeadraceError, RuntimeError):
@@ -37,39 +37,39 @@ class ClusterUnavailable(HeadraceError, RuntimeError):
 
 
 class MissingExtra(HeadraceError, ImportError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra to install."""
 
 
 def note(error: BaseException, text: str) -> None:
-    """Add a note to an exception, unless it has it: user code may raise one object again and again."""
+    """Add a note to an exception, once: user code may raise the same object several times."""
     line = f"headrace: {text}"
     if line not in getattr(error, "__notes__", ()):
         error.add_note(line)
 
 
 def throw(error: BaseException) -> NoReturn:
-    """Raise an error, where an expression is called for."""
+    """Raise an error; for places that need an expression."""
     raise error
 
 
 def throw_new(kind: type[Exception], text: str, cause: BaseException | None = None) -> NoReturn:
-    """Raise an error that is made only then: whoever raises one again adds to its traceback."""
+    """Make an error and raise it. A kept error would get a longer traceback each time it is raised."""
     raise kind(text) from cause
 
 
 def bad_value(name: str, value: object, allowed: str, fix: str) -> NoReturn:
-    """Raise the `ValueError` that every wrong option gets: its name, value, allowed range and the fix."""
+    """Raise the `ValueError` for a wrong value: its name, the value, the allowed range and the fix."""
     raise ValueError(f"{name}={shown(value)} is not allowed: expected {allowed}. {fix}")
 
 
 def bad_type(name: str, value: object, allowed: str, fix: str) -> NoReturn:
-    """Raise the `TypeError` that every option of a wrong type gets: `bad_value`'s text, and the type."""
+    """Raise the `TypeError` for a wrong type: the text of `bad_value`, and the type."""
     kind = type(value).__name__
     raise TypeError(f"{name}={shown(value)} is not allowed: expected {allowed}, got {kind}. {fix}") from None
 
 
 def check_flag(name: str, value: object, default: bool) -> None:
-    """Refuse what is neither True nor False.
+    """Refuse a value that is neither True nor False.
 
     Raises:
         TypeError: `value` is not a boolean.
@@ -79,7 +79,7 @@ def check_flag(name: str, value: object, default: bool) -> None:
 
 
 def shown(value: object) -> str:
-    """Return the `repr` of a value, shortened: a whole dataset may have been passed. It never raises."""
+    """Return the shortened `repr` of a value, which may be a whole dataset. It never raises."""
     return _brief.repr(value)
 
 
@@ -90,10 +90,10 @@ def whole_number(
 
     Args:
         name: The option's name, as the user wrote it.
-        value: What the user passed; numpy integers count as integers, booleans and floats do not.
+        value: The user's value. Numpy integers count as integers, booleans and floats do not.
         low: Smallest allowed value.
         high: Largest allowed value, or None for no bound.
-        fix: One sentence that says what to do instead.
+        fix: One sentence that tells the user what to do instead.
 
     Raises:
         TypeError: `value` is not an integer.

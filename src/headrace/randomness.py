@@ -1,4 +1,4 @@
-"""Random numbers: the three global generators of a process, and generators of each sample's own."""
+"""Random numbers: the three global generators of a process, and generators for each sample."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.random  # numpy loads it late, which every forked worker would do again
+import numpy.random  # numpy imports it late; each forked worker would do that again
 import torch
 from torch.utils.data._utils.worker import _generate_state
 
@@ -21,7 +21,7 @@ from headrace.system.interrupts import InterruptsHeld
 def seed_from_words(words: Sequence[int]) -> None:
     """Seed torch, random and numpy from three words: 64, 64 and 32 bits.
 
-    `torch.manual_seed` also visits every accelerator, at eighty times the cost; work is done on the CPU.
+    `torch.manual_seed` also seeds every accelerator, which takes eighty times as long; workers use the CPU.
 
     Raises:
         LeaseEnded: The thread had a lease of the generators that was ended.
@@ -44,7 +44,7 @@ def seed_worker(base_seed: int, worker_id: int) -> int:
     seed = base_seed + worker_id
     random.seed(seed)
     if accelerated():
-        torch.manual_seed(seed)  # also what an accelerator would draw in this worker; it costs a millisecond
+        torch.manual_seed(seed)  # also seeds the accelerator; it takes a millisecond
     else:
         torch.default_generator.manual_seed(seed)
     _seed_numpy(_generate_state(base_seed, worker_id))  # type: ignore[no-untyped-call]
@@ -53,16 +53,16 @@ def seed_worker(base_seed: int, worker_id: int) -> int:
 
 @functools.cache
 def accelerated() -> bool:
-    """Tell whether torch can use an accelerator; asked before a fork, since each worker would page in what tells."""
+    """Tell whether torch can use an accelerator. Call it before a fork: in workers, each call would load many pages."""
     return torch.accelerator.current_accelerator() is not None
 
 
 def _seed_numpy(words: Sequence[int]) -> None:
-    """Do what `np.random.seed` does with several words of 32 bits; that takes a forked worker a hundred pages.
+    """Do the same as `np.random.seed` with words of 32 bits; that costs a forked worker a hundred pages.
 
-    Python's generator is the same Mersenne Twister and is seeded in the same way, by the words of a number.
+    Python's generator is the same Mersenne Twister, and is seeded in the same way from the words of an integer.
     """
-    if not words[-1]:  # of which a number has no trace
+    if not words[-1]:  # an integer does not keep a zero as its highest word
         np.random.seed(words)
         return
     _, state, _ = random.Random(sum(word << 32 * place for place, word in enumerate(words))).getstate()
@@ -70,11 +70,11 @@ def _seed_numpy(words: Sequence[int]) -> None:
 
 
 class Generators:
-    """The states of the three global generators, taken when made.
+    """The states of the three global generators at the time when this object was made.
 
     Args:
-        packed: Instead, what `packed` of another returned.
-        torch_alone: Leave out the others, where nothing draws from them: numpy's takes 30 us.
+        packed: The states to use instead, as `packed` returned them.
+        torch_alone: Whether to leave out random and numpy, where nothing draws from them: numpy's state takes 30 us.
     """
 
     def __init__(self, packed: tuple[Any, ...] | None = None, torch_alone: bool = False) -> None:
@@ -82,7 +82,7 @@ class Generators:
         self._states: tuple[Any, ...] = packed or (torch.get_rng_state(), *others)
 
     def packed(self) -> tuple[Any, ...]:
-        """Return the states as tensors, numbers and text alone."""
+        """Return the states as tensors, numbers and text only."""
         torch_state, python_state, numpy_state = self._states
         if numpy_state is None:
             return self._states
@@ -90,7 +90,7 @@ class Generators:
         return torch_state, python_state, (kind, words.tolist(), *rest)
 
     def restore(self) -> None:
-        """Put the states back.
+        """Restore the states.
 
         Raises:
             LeaseEnded: The thread had a lease of the generators that was ended.
@@ -109,45 +109,46 @@ class Generators:
             np.random.set_state(numpy_state)
 
     def moved(self) -> list[str]:
-        """Return the names of the generators that have been drawn from, or seeded, since."""
+        """Return the names of the generators whose states have changed since."""
         (torch_before, python_before, numpy_before), now = self._states, Generators()._states
         moved = [not torch.equal(torch_before, now[0]), python_before != now[1]]
         moved.append(any(not np.array_equal(one, other) for one, other in zip(numpy_before, now[2], strict=True)))
         return [name for name, one in zip(("torch", "random", "numpy.random"), moved, strict=True) if one]
 
 
-_kept = threading.Condition()
+_condition = threading.Condition()
 
 
-def _kept_here() -> threading.Condition:
-    """Return what the thread that uses the generators holds."""
-    return _kept if thread_randomness.lease is None else thread_randomness.lease.kept
+def _current_condition() -> threading.Condition:
+    """Return the condition that a thread holds while it uses the generators."""
+    return _condition if thread_randomness.lease is None else thread_randomness.lease.condition
 
 
 class LeaseEnded(BaseException):
-    """A thread sets the global generators whose lease was ended; no `Exception`, which the user's code might catch."""
+    """A thread sets the global generators after its lease has ended. No `Exception`, which user code might catch."""
 
 
 class Lease:
-    """Permission for a thread to set the global generators while another keeps them for it; that may end it.
+    """Permission for a thread to set the global generators while another thread preserves them, which may end it.
 
-    A block with it is one in which it does not end.
+    `with lease:` is a block in which the lease does not end.
 
     Attributes:
-        kept: Held by that of the threads of the work that uses the generators, in place of what the keeper holds.
+        condition: The threads of the work hold it while they use the generators. The preserving thread holds the
+            process's own.
 
     Raises:
-        LeaseEnded: By the block's beginning, it has ended.
+        LeaseEnded: The lease has ended before the block.
     """
 
     def __init__(self) -> None:
-        self.kept = threading.Condition()
+        self.condition = threading.Condition()
         self._of = thread_randomness.lease
         self._lock: threading.Lock = threading.Lock() if self._of is None else self._of._lock
         self._ended = False
 
     def end(self) -> None:
-        """End it, and with it those that its thread has given."""
+        """End it, and all leases that its thread has given."""
         with self._lock:
             self._ended = True
 
@@ -171,8 +172,8 @@ class Lease:
 
 @contextmanager
 def callers_generators_kept() -> Iterator[None]:
-    """Leave the caller's generators as they were, whatever the work inside draws or seeds; one thread at a time."""
-    with InterruptsHeld() as held, _kept_here():
+    """Restore the caller's generators after the block, whatever it draws or seeds; one thread at a time."""
+    with InterruptsHeld() as held, _current_condition():
         callers = Generators()
         try:
             with held.allowed():
@@ -182,26 +183,29 @@ def callers_generators_kept() -> Iterator[None]:
 
 
 def wait_for_all(running: Sequence[Future[None]]) -> None:
-    """Wait for work in other threads; it may need the generators that this thread keeps for itself meanwhile."""
-    kept = _kept_here()
+    """Wait for work in other threads. They may use the generators meanwhile, which this thread preserves otherwise."""
+    condition = _current_condition()
 
     def notice(_: Future[None]) -> None:
-        with kept:
-            kept.notify_all()
+        with condition:
+            condition.notify_all()
 
     for one in running:
         one.add_done_callback(notice)
-    with kept:
-        kept.wait_for(lambda: all(one.done() for one in running))
+    with condition:
+        condition.wait_for(lambda: all(one.done() for one in running))
     for one in running:
         one.result()
 
 
 class Keys(NamedTuple):
-    """What the randomness of one batch is keyed by: its samples' by their numbers, its collation's by the first.
+    """The keys of one batch's random numbers: each sample's number, and for collation the first one.
 
     Attributes:
-        words: What seeds the generators before each sample, if that is known already.
+        seed: The seed.
+        epoch: The epoch.
+        numbers: The number of each sample.
+        words: The words that seed the global generators before each sample, if they are computed already.
     """
 
     seed: int
@@ -211,15 +215,15 @@ class Keys(NamedTuple):
 
 
 COLLATION = -1
-"""In the place of a sample's place in its batch: the batch as a whole."""
+"""Stands for the batch as a whole, where otherwise a sample's place in its batch is given."""
 
 
 class KeyedGenerators:
-    """What the generators of the batch in work are keyed by, and those that were asked for.
+    """The keys of the current batch, and the generators made from them so far.
 
     Args:
-        keys: The batch's.
-        place: Which of its samples is in work, or `COLLATION`.
+        keys: The keys of the batch.
+        place: The place of the current sample in the batch, or `COLLATION`.
     """
 
     __slots__ = ("_made", "keys", "place")
@@ -229,11 +233,11 @@ class KeyedGenerators:
         self._made: dict[str, tuple[int, Any]] = {}
 
     def restart(self) -> None:
-        """Have the place in work begin again with its first numbers."""
+        """Restart the random numbers of the current place."""
         self._made.clear()
 
     def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
-        """Return the generator of a kind for the place in work, made when it is first asked for."""
+        """Return the generator of a kind for the current place, made at the first call."""
         place, generator = self._made.get(kind, (None, None))
         if place != self.place:
             seed, epoch, numbers, _ = self.keys
@@ -244,12 +248,12 @@ class KeyedGenerators:
 
 
 class ThreadRandomness(threading.local):
-    """Where this thread's work stands.
+    """What determines the random numbers of this thread.
 
     Attributes:
-        keyed: The batch in work; None outside of one. Whoever sets it puts it back by an assignment in a `finally`:
-            within a call, were it only to a method, an interrupt could come first.
-        lease: What it may set the global generators by; None if that depends on nobody.
+        keyed: The generators of the current batch; None outside of one. Restore it by an assignment in a `finally`:
+            before a call, even of a method, an interrupt could come.
+        lease: The permission to set the global generators; None where it needs none.
     """
 
     keyed: KeyedGenerators | None = None
@@ -259,7 +263,7 @@ class ThreadRandomness(threading.local):
         self._outside: dict[str, tuple[int, Any]] = {}
 
     def generator(self, kind: str, make: Callable[[Key], Any]) -> Any:
-        """Return the batch's generator of a kind, or outside of one that which `torch.manual_seed` seeds."""
+        """Return the current batch's generator of a kind; outside of a batch, one that `torch.manual_seed` seeds."""
         if self.keyed is not None:
             return self.keyed.generator(kind, make)
         seed = torch.initial_seed() % 2**64
@@ -272,9 +276,9 @@ thread_randomness = ThreadRandomness()
 
 
 def _forget_threads() -> None:
-    """Begin anew in a forked process, which has none of them, with generators of its own."""
-    global _kept
-    _kept, thread_randomness.lease = threading.Condition(), None
+    """Reset the locks in a forked process: the threads are not there, and the generators are its own."""
+    global _condition
+    _condition, thread_randomness.lease = threading.Condition(), None
 
 
 if hasattr(os, "register_at_fork"):
@@ -284,18 +288,18 @@ if hasattr(os, "register_at_fork"):
 def rng() -> np.random.Generator:
     """Return the numpy generator of the sample that is being fetched, or the batch that is being collated.
 
-    Every sample has its own, keyed by (seed, epoch, position): whatever it draws is the same in every executor, also
-    in threads, which share the global generators. Call it where you draw, and do not keep it. In an iterable dataset
-    it is the batch's; outside of a loader's work it is one that `torch.manual_seed` seeds.
+    Every sample has its own, keyed by (seed, epoch, position). Its numbers are the same in every executor, also in
+    threads, which share the global generators. Call it where you draw, and do not keep it. In an iterable dataset each
+    batch has one. Outside of a loader's work, `torch.manual_seed` seeds it.
     """
     generator: np.random.Generator = thread_randomness.generator("numpy", _numpy_generator)
     return generator
 
 
 def torch_rng() -> torch.Generator:
-    """Return the torch generator of the sample that is being fetched, as `rng` does numpy's.
+    """Return the torch generator of the sample that is being fetched, as `rng` returns numpy's.
 
-    Pass it on: `torch.rand(3, generator=headrace.torch_rng())`.
+    Pass it to torch: `torch.rand(3, generator=headrace.torch_rng())`.
     """
     generator: torch.Generator = thread_randomness.generator("torch", _torch_generator)
     return generator

@@ -1,4 +1,4 @@
-"""For tests of code that uses a loader: a dataset with nothing behind it, and an executor that the test drives."""
+"""For tests of code that uses a loader: a dataset without data, and an executor that the test controls."""
 
 import random
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from headrace.worker.worker import Worker
 
 
 class FakeDataset(Dataset[dict[str, Any]]):
-    """A map-style dataset of any length whose samples say which they are and draw from all three generators.
+    """A map-style dataset of any length. Each sample has its index and a draw from each of the three generators.
 
     Each sample is `{"index": int, "torch": float, "random": float, "numpy": float}`.
 
     Args:
-        length: Samples.
+        length: The number of samples.
     """
 
     def __init__(self, length: int) -> None:
@@ -45,10 +45,10 @@ class FakeDataset(Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class ManualExecutor(Executor):
-    """An executor whose tasks are computed only when the test says which, in any order.
+    """An executor whose tasks are computed only when the test completes them, in any order.
 
     Pass it to a loader with `num_workers` ≥ 1, begin to iterate, then `complete` tasks by the order in which they
-    were submitted. A reader that waits for a task that nobody completed raises `DeliveryTimeout` at once, so a test
+    were submitted. A reader that waits for a task that was not completed raises `DeliveryTimeout` at once, so a test
     that would hang fails instead.
 
     Attributes:
@@ -79,7 +79,7 @@ class ManualPool(Pool):
         self._workers_by_id = [Worker(work, worker) for worker in range(workers)]
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
-        """Note the task; without a worker given, the one with the fewest open tasks is meant to do it."""
+        """Note the task. Without `worker`, it is for the worker with the fewest open tasks."""
         if worker is None:
             loads = [0] * self.workers
             for _, future in self.submitted:
@@ -104,7 +104,7 @@ class ManualPool(Pool):
         future.resolve(outcome)
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
-        """Return at once; refuse to wait for what only the test could complete."""
+        """Return at once; raise if none is done, since only the test could complete one."""
         if any(future.done() for future in futures):
             return True
         waiting = [number for number, (_, future) in enumerate(self.submitted) if future in futures]

@@ -1,4 +1,4 @@
-"""Values that every floor shares: the world, the tail rule, and what a worker is asked to do."""
+"""Values that all layers share: the world, the tail rule, tasks, and workers' remarks."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -13,7 +13,7 @@ Positions: TypeAlias = NDArray[np.int64]
 """Places in the epoch's global order, shape (n,). A position >= the epoch's samples is a pad."""
 
 Indices: TypeAlias = NDArray[np.int64]
-"""What a map-style dataset is indexed with, shape (n,)."""
+"""Indices of a map-style dataset, shape (n,)."""
 
 Tail: TypeAlias = Literal["pad", "drop", "exact"]
 TAILS: tuple[Tail, ...] = get_args(Tail)
@@ -24,10 +24,10 @@ ON_ERROR: tuple[OnError, ...] = get_args(OnError)
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Which share of the data this process reads: `rank` of `size`.
+    """The share of the data that this process reads: `rank` of `size`.
 
     Pass one as `DataLoader(..., distributed=World(rank, size))` where the ranks that split the data
-    are not the ranks of the default process group (tensor parallelism, a simulation, a test).
+    are not those of the default process group (tensor parallelism, a simulation, a test).
 
     Raises:
         TypeError: Either number is not an integer.
@@ -48,7 +48,7 @@ class World:
 
 
 class PlanTask(NamedTuple):
-    """Step `step` of an epoch that was begun at global position `cursor`: the worker works out the rest."""
+    """Step `step` of an epoch that began at global position `cursor`. The worker computes the indices."""
 
     epoch: int
     step: int
@@ -56,7 +56,7 @@ class PlanTask(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """The very index, or list of indices, that a sampler drew."""
+    """The index, or list of indices, that a sampler yielded."""
 
     index: Any
 
@@ -64,8 +64,8 @@ class IndexTask(NamedTuple):
 class StreamTask(NamedTuple):
     """The next item, or the next `len(index)` items, of the worker's own copy of an iterable dataset.
 
-    `stream` numbers the passes: a worker that sees a new number begins the dataset anew. `epoch` keys
-    the pass's randomness where the loader has a seed.
+    `stream` is the number of the pass: at a new number, a worker starts the dataset again. `epoch` keys
+    the pass's random numbers if the loader has a seed.
     """
 
     stream: int
@@ -74,12 +74,12 @@ class StreamTask(NamedTuple):
 
 
 class StreamPlace(NamedTuple):
-    """What a worker's copy of an iterable dataset keeps of its place, or lets be recognised of it.
+    """The place of a worker's copy of an iterable dataset: its state, or a checksum of the batches before it.
 
     Attributes:
-        of_dataset: The dataset's own state; None if it keeps none, or is its own iterator.
-        of_iterator: Its iterator's own state; None if it keeps none.
-        checksum: Of all batches of the pass up to there, where there is no state; None if it was not computed.
+        of_dataset: The dataset's own state; None if it has none, or is its own iterator.
+        of_iterator: Its iterator's own state; None if it has none.
+        checksum: The checksum of the pass's batches so far, where there is no state; None if it was not computed.
     """
 
     of_dataset: Any = None
@@ -88,13 +88,13 @@ class StreamPlace(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """Where a worker's pass over its copy of an iterable dataset begins.
+    """The start of a worker's pass over its copy of an iterable dataset.
 
     Attributes:
         batches: How many of its batches were delivered before.
-        read: How many samples they had.
-        place: What the dataset's `load_state_dict` gets, and its iterator's. Without a state those batches are read
-            again, and compared with the checksum. A state before the first batch is that between two passes.
+        read: How many samples those batches had.
+        place: The states for `load_state_dict` of the dataset and of its iterator. Without a state, those batches are
+            read again and compared with the checksum. Before the first batch, the state is one between two passes.
     """
 
     batches: int = 0
@@ -110,9 +110,9 @@ class Replaced:
         epoch: The epoch.
         step: The rank's step in it.
         position: The sample's global position in the epoch.
-        index: The dataset's index that raised.
-        substitute: The dataset's index that was read instead.
-        error: What it raised, in one line: "ValueError: text".
+        index: The index that raised.
+        substitute: The index that was read instead.
+        error: The error in one line: "ValueError: text".
     """
 
     epoch: int
@@ -130,9 +130,9 @@ class Replaced:
 
 
 Remark: TypeAlias = str | Replaced
-"""What a worker has to say besides its batch: a warning's text, or a sample that it replaced."""
+"""A worker's message to the user beside its batch: the text of a warning, or a sample that it replaced."""
 
 Rows: TypeAlias = range | Tensor
-"""The indices that torch's own sampler would have drawn as a list: a range of step 1, or int64 of shape (n,)."""
+"""The indices of one batch of torch's own sampler: a range of step 1, or int64 of shape (n,)."""
 
 Task: TypeAlias = PlanTask | IndexTask | StreamTask | Rows

@@ -1,1 +1,1 @@
-"""Helpers for the datasets that users write, and warnings about what does not survive a fork."""
+"""Helpers for users' datasets, and warnings about objects that do not survive a fork."""

@@ -18,33 +18,32 @@ from headrace.system.torch_threads import one_torch_thread
 
 
 class Deferred(Dataset[Any]):
-    """A dataset that is built where it is read: only what builds it travels to workers.
+    """A dataset that is built in each process that reads it. Only its factory is sent to workers.
 
-    For a dataset that pickles large, that holds threads or open files, or that is to be read from the worker's own
-    disk. Each process builds it when it first reads from it, once, and a forked one builds its own. In headrace's
-    workers everything is then as if the loader had been given what was built, and `get_worker_info().dataset` is that.
-    Torch's wrappers, such as `Subset`, take it too.
+    For a dataset that is large when pickled, that holds threads or open files, or that reads from the worker's own
+    disk. Each process builds it once, at its first read, and so does a forked process. In headrace's workers everything
+    is then as if the loader had been given the built dataset, and `get_worker_info().dataset` is the built one. Torch's
+    wrappers, such as `Subset`, accept it too.
 
-    The factory must make the same samples in every process. It may ask `get_worker_info()` where it runs. Torch
-    computes with one thread meanwhile. The global random generators are put back to where they were before it. If it
-    raises, so does the read, and the next read tries again. This object has none of the dataset's other attributes;
-    `built()` gives the dataset of the process that asks. `loader.set_epoch` does not reach it, but for an iterable one,
-    whose workers are told the epoch under `seed=`.
+    The factory must make the same samples in every process. It may call `get_worker_info()`. While it runs, torch
+    computes with one thread, and afterwards the global random generators are restored. If it raises, the read raises,
+    and the next read tries again. This object has none of the dataset's other attributes; `built()` returns the dataset
+    of the calling process. `loader.set_epoch` does not reach the dataset, except an iterable one under `seed=`, whose
+    workers are told the epoch.
 
     Args:
-        factory: Makes the dataset; called without arguments. Workers that are not forked get it pickled.
-        length: What `len()` tells. Without it, `len()` of a map-style dataset builds the dataset in the process that
-            asks, and the loader does ask: every rank then pays the time and the memory that workers pay, and what the
-            factory reads must be there, too.
+        factory: Makes the dataset; called without arguments. It is pickled for workers that are not forked.
+        length: What `len()` returns. Without it, `len()` of a map-style dataset builds the dataset in the calling
+            process. The loader calls `len()`: every rank then needs the same time, memory and files as a worker.
         iterable: Whether the factory makes an `IterableDataset`. Then this is one, and has a `len()` only if `length`
             is given.
-        order: The order in which a loader with `shuffle=True` reads it, as if the dataset had an attribute `order`: the
-            loader does not build the dataset to look for one.
+        order: The order in which a loader with `shuffle=True` reads it, as if the dataset had an attribute `order`. The
+            loader does not build the dataset to look for that attribute.
 
     Raises:
-        TypeError: `factory` cannot be called without arguments, `length` is no integer, or `order` is no `Order`; where
-            it is read, the factory returned something else than a dataset of that style.
-        ValueError: `length` is negative, or an iterable dataset got an `order`; where it is read, what was built has
+        TypeError: `factory` cannot be called without arguments, `length` is no integer, or `order` is no `Order`. At a
+            read: the factory returned no dataset of that style.
+        ValueError: `length` is negative, or an iterable dataset got an `order`. At a read: the built dataset has
             another length.
 
     Example:
@@ -60,7 +59,7 @@ class Deferred(Dataset[Any]):
         iterable: bool = False,
         order: Order | None = None,
     ) -> "Deferred":
-        """Make one of the style that torch tells by its type."""
+        """Make a map-style or an iterable-style object: torch distinguishes them by type."""
         stream = _Stream if length is None else _StreamOfLength
         return super().__new__(stream if iterable else _Map)
 
@@ -73,7 +72,7 @@ class Deferred(Dataset[Any]):
         order: Order | None = None,
     ) -> None:
         try:
-            with suppress(ValueError):  # some that are written in C do not tell
+            with suppress(ValueError):  # some callables written in C have no signature
                 inspect.signature(factory).bind()
         except TypeError as error:
             raise TypeError(
@@ -92,11 +91,11 @@ class Deferred(Dataset[Any]):
         if order is not None and iterable:
             bad_value("order", order, "None with iterable=True", "An iterable dataset has no indices to put in order.")
         self.order = order
-        # By process: a forked one neither uses what it inherits, nor runs its destructors, nor waits for its lock.
+        # By pid: a forked process must not use the inherited dataset, run its destructors or wait for its lock.
         self._homes: dict[int, _Home] = {}
 
     def built(self) -> Any:
-        """Return the dataset, built if this process has not built it yet."""
+        """Return the dataset; build it if this process has not built it yet."""
         home = self._homes.get(os.getpid()) or self._homes.setdefault(os.getpid(), _Home())
         if home.dataset is None:
             with home.lock:
@@ -119,11 +118,11 @@ class Deferred(Dataset[Any]):
     def _build(self) -> Any:
         outer, before = thread_randomness.keyed, Generators()
         try:
-            thread_randomness.keyed = None  # its random numbers are not those of a sample that is in work
+            thread_randomness.keyed = None  # building must not draw the random numbers of the current sample
             with one_torch_thread():
                 dataset = built(self.factory())
             self._check(dataset)
-        except StopIteration as error:  # would pass for the end of the data
+        except StopIteration as error:  # it would look like the end of the data
             raise RuntimeError(f"the factory of {self!r} raised StopIteration") from error
         except Exception as error:
             note(error, f"while building the dataset of {self!r}")
@@ -141,7 +140,7 @@ class Deferred(Dataset[Any]):
             fix = "Leave out iterable=True." if self.iterable and hasattr(kind, "__getitem__") else fix
             raise TypeError(f"the factory returned a {kind.__name__}: expected {expected}. {fix}")
         if self.length is not None and hasattr(kind, "__len__"):
-            with suppress(TypeError, NotImplementedError):  # how torch's datasets say that they have no length
+            with suppress(TypeError, NotImplementedError):  # raised by torch's datasets without a length
                 own = len(dataset)
                 if own != self.length:
                     raise ValueError(
@@ -161,9 +160,9 @@ class Deferred(Dataset[Any]):
 
 @dataclass(slots=True)
 class _Home:
-    """What one process has of a `Deferred`.
+    """The state of a `Deferred` in one process.
 
-    In slots: what is looked for in a dataset before it is forked is not found in here, since no worker will read it.
+    It has slots, so that the search before a fork does not look into it: no worker will read this dataset.
     """
 
     lock: Any = field(default_factory=threading.RLock)
@@ -180,7 +179,7 @@ class _Map(Deferred):
 
     @property
     def __getitems__(self) -> Callable[[list[Any]], list[Any]]:
-        """The bulk call of what was built; no attribute if that has none."""
+        """The bulk call of the built dataset; no attribute if that has none."""
         bulk: Callable[[list[Any]], list[Any]] = self.built().__getitems__
         return bulk
 
@@ -197,5 +196,5 @@ class _StreamOfLength(_Stream):
 
 
 def built(dataset: Any) -> Any:
-    """Return what a dataset reads from in this process: what a `Deferred` builds; any other itself."""
+    """Return the dataset that a `Deferred` builds in this process; any other dataset itself."""
     return dataset.built() if isinstance(dataset, Deferred) else dataset

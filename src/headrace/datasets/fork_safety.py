@@ -1,4 +1,4 @@
-"""Warnings about what a dataset holds that does not survive being forked into workers."""
+"""Warnings about objects in a dataset that do not survive a fork."""
 
 import multiprocessing.pool
 import threading
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 MANY_OBJECTS = 1_000_000
-"""A container of this many objects is warned about: at 30 to 120 bytes each, a worker copies 30 to 120 MB."""
+"""Containers of this number of objects cause a warning: at 30 to 120 bytes each, a worker copies 30 to 120 MB."""
 
 _DEPTH = 6
 _LOOKED_AT = 400
 _SAMPLED = 64
-"""How many levels below the dataset, of its parts, and of one container's items are looked at: within 1 ms in all."""
+"""How many levels below the dataset, of its parts, and of one container's items are checked; in all within 1 ms."""
 
 _NAMED = 3
-"""How many parts a warning names."""
+"""The largest number of parts that a warning names."""
 
 _LOCK = type(threading.Lock())
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -35,14 +35,14 @@ _warned: set[str] = set()
 
 
 def warn_before_fork(dataset: Any) -> None:
-    """Warn about what goes wrong in workers forked with this dataset; once per process for each kind.
+    """Warn about parts of a dataset that cause problems in forked workers; once per process for each kind.
 
-    Looked for are large containers of Python objects, whose memory every worker copies; running threads and pools,
-    which do not run in a worker; and tensors on an accelerator, which a worker cannot use. They are looked for in the
-    dataset's attributes, and a few levels deep in the objects and containers there: torch's wrappers are such too.
+    The kinds are: large containers of Python objects, whose memory every worker copies; running threads and pools,
+    which do not run in a worker; and tensors on an accelerator, which a worker cannot use. The dataset's attributes are
+    searched, and the objects and containers in them a few levels deep, which covers torch's wrappers.
 
     Args:
-        dataset: What the workers will inherit.
+        dataset: The dataset that the workers will inherit.
     """
     found_parts = list(parts(dataset)) if len(_warned) < len(_KINDS) else []
     for kind, (describe, consequence) in _KINDS.items():
@@ -54,7 +54,7 @@ def warn_before_fork(dataset: Any) -> None:
 
 
 def parts(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the dataset and what it holds, nearest first, each with the expression that leads to it."""
+    """Yield the dataset and its parts, nearest first, each with the expression that leads to it."""
     waiting: deque[tuple[str, Any, int]] = deque([("dataset", dataset, 0)])
     seen: set[int] = set()
     while waiting and len(seen) < _LOOKED_AT:
@@ -69,7 +69,7 @@ def parts(dataset: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object or a container holds directly, without calling any code of the user's."""
+    """Yield the direct parts of an object or a container, without calling user code."""
     for name, inner in _attributes(part).items():
         yield f".{name}", inner
     if issubclass(type(part), dict):
@@ -92,7 +92,7 @@ def _attributes(part: Any) -> dict[str, Any]:
 def _many_objects(part: Any) -> str:
     """Describe a large container of different objects.
 
-    Those of a list that holds a few objects again and again lie on a few pages; keys are all different.
+    A list of a few repeated objects is ignored, since they are on a few pages. Keys always differ.
     """
     if not issubclass(type(part), _CONTAINERS):
         return ""
@@ -123,12 +123,12 @@ def _running(part: Any) -> str:
 
 
 def _runs(part: Any) -> bool:
-    here = threading.current_thread()  # goes on in the worker
-    return any(part is thread for thread in threading.enumerate() if thread is not here)
+    current = threading.current_thread()  # the one that forks goes on in the worker
+    return any(part is thread for thread in threading.enumerate() if thread is not current)
 
 
 def _on_accelerator(part: Any) -> str:
-    # Such a tensor exists only where its device is initialised, which cannot be done again after a fork.
+    # Such a tensor exists only where its device is initialised; a forked process cannot initialise it again.
     if issubclass(type(part), torch.Tensor) and part.device.type not in ("cpu", "meta"):
         return f"a tensor on {part.device}"
     return ""

@@ -20,16 +20,16 @@ T_co = TypeVar("T_co", covariant=True)
 class PackedList(Sequence[T_co]):
     """A list that cannot be changed, its items pickled one after the other in one buffer.
 
-    A forked worker that reads a Python list writes a reference count into every object that it touches, and so copies
-    the list's memory page by page, in each worker. It never writes into this buffer, so that all forked workers read
-    the same memory; spawned workers map it rather than copy it.
+    A forked worker that reads a Python list writes the reference count of every object that it touches. This copies the
+    list's memory page by page, in each worker. Nothing writes into this buffer, so all forked workers read the same
+    memory; spawned workers map it instead of copying it.
 
-    Reading an item makes a new object each time, so that changes to it are not kept, and two items that were one object
-    are two. A slice is a view: it copies no item, and keeps the whole buffer alive. For anything but `list(packed)`,
-    equality is identity.
+    Each read of an item makes a new object, so changes to it are lost, and an object that was in the list twice becomes
+    two. A slice is a view: it copies no item, and keeps the whole buffer alive. Two PackedLists are equal only if they
+    are the same object; compare `list(packed)` instead.
 
     Args:
-        items: Anything picklable; a generator is read item by item, and no list is made of it.
+        items: Picklable items; a generator is read item by item, without a list of all.
 
     Raises:
         Exception: Whatever pickle raises for an item that cannot be pickled, with a note that gives its number.
@@ -57,10 +57,10 @@ class PackedList(Sequence[T_co]):
             except Exception as error:
                 error.add_note(f"headrace: while packing item {number}, of type {type(item).__name__}")
                 raise
-            pickler.clear_memo()  # each item stands for itself
+            pickler.clear_memo()  # each item can be unpickled alone
             offsets.append(stream.tell())
         self._bytes = stream.getbuffer()
-        self._offsets = memoryview(offsets)  # indexing it takes a third of the time that an array's takes
+        self._offsets = memoryview(offsets)  # indexing it takes a third of the time of an array
         self._numbers = range(len(offsets) - 1)
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class PackedList(Sequence[T_co]):
         return f"<PackedList of {len(self)} items>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Hand the buffer and the offsets to pickle as arrays; of a slice, only from its lowest to its highest item."""
+        """Pickle the buffer and the offsets as arrays; for a slice, only from its lowest to its highest item."""
         numbers = self._numbers
         low, high = sorted((numbers[0], numbers[-1])) if numbers else (0, -1)
         offsets = np.asarray(self._offsets)[low : high + 2]
@@ -107,11 +107,11 @@ def _from_arrays(items: NDArray[np.uint8], offsets: NDArray[np.int64], numbers: 
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Pickle a tensor as an array where that says it all.
+    """Pickle a tensor as an array if nothing is lost.
 
-    It is read in a tenth of the time, and a view takes only what it shows of its storage.
+    An array is read in a tenth of the time, and of a view only its elements are stored, not the whole storage.
     """
-    with suppress(TypeError, RuntimeError):  # a dtype, layout or device that numpy has not, or a gradient
+    with suppress(TypeError, RuntimeError):  # a dtype, layout or device that numpy does not have, or a gradient
         if not tensor.__dict__:
             return torch.from_numpy, (tensor.numpy(),)
     return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]

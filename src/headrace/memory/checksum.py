@@ -1,4 +1,4 @@
-"""A cheap checksum of a batch: different for different data with high probability, at microseconds a batch."""
+"""A fast checksum of a batch: different for different data with high probability, in microseconds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,32 +8,32 @@ import numpy as np
 import torch
 
 _PARTS = 32
-"""Of a longer list or dictionary about so many parts, evenly spaced, are looked at."""
+"""About how many evenly spaced items of a longer list or dictionary are hashed."""
 
 _PARTS_WITHIN = 16
-"""Likewise, where it is a part itself."""
+"""The same for a list or dictionary inside another."""
 
 _BYTES = 1024
-"""Of larger tensors and arrays about so many bytes, evenly spaced, are looked at."""
+"""About how many evenly spaced bytes of a larger tensor or array are hashed."""
 
 _PIECE = 256
-"""Of a long string so many characters at its beginning, in its middle and at its end are looked at."""
+"""How many characters of a long string are hashed at its start, middle and end."""
 
 _PLAIN = {int, float, bool, str, type(None)}
 
 
 def checksum(batch: Any, before: int = 0) -> int:
-    """Return the checksum of a batch and of all that came before it, the same in every process.
+    """Return the checksum of a batch and of all batches before it, the same in every process.
 
-    What an object consists of that is no container, tensor, array, number or text is not looked at, but for its type.
+    Containers, tensors, arrays, numbers and text are hashed by content, other objects by type.
 
     Args:
-        batch: Anything; never changed.
-        before: What this returned for the batch before.
+        batch: Any object; it is not changed.
+        before: The checksum that this returned for the batch before.
     """
     try:
         return _of(batch, before, _PARTS)
-    except Exception:  # noqa: BLE001 - a container of the user's own may raise, which must not end the epoch
+    except Exception:  # noqa: BLE001 - a user's container may raise, which must not end the epoch
         return crc32(type(batch).__qualname__.encode(), before)
 
 
@@ -70,7 +70,7 @@ def _of_text(text: Any, before: int) -> int:
 
 
 def _array_of(tensor: torch.Tensor) -> Any:
-    """Return a tensor's memory as an array; an empty one where it is not to be had."""
+    """Return a tensor's memory as an array; an empty array if it is not in plain CPU memory."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
         return np.empty(0)
     whole = tensor.detach().resolve_conj().resolve_neg()

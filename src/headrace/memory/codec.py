@@ -1,4 +1,4 @@
-"""Batches as bytes: pickle protocol 5, the data of tensors and arrays out of band, in a slot if there is one."""
+"""Batches as bytes: pickle protocol 5, with the data of tensors and arrays out of band, in a slot if there is one."""
 
 import ctypes
 import struct
@@ -12,33 +12,33 @@ from headrace.memory.pickling import Buffer, Part, copy_into, dump, whole
 from headrace.memory.slots import ALIGNMENT, Mapping, Ring
 
 INLINE_BYTES = 16_384
-"""Up to this size a batch, or a part of one, goes through the socket: a slot would cost more than the copy, and who
-keeps the labels of every batch should not keep the images' slots with them."""
+"""Up to this size, in bytes, a batch or a part of it goes through the socket. A slot would cost more than the copy, and
+a user who keeps the labels of all batches should not keep the slots of the images with them."""
 
 INLINE_PARTS = 16
-"""No more parts of one batch than these."""
+"""The largest number of parts of one batch that go through the socket."""
 
 _INLINE = (-1, 0)
 """The place of a part that goes through the socket."""
 
 _NO_SLOT = struct.pack("<q", -1)
-"""What a message begins with that needs no slot."""
+"""The first bytes of a message that uses no slot."""
 
 _HEAD_OF_TWO = struct.Struct("<6q")
-"""The head of a message with two parts, where nothing was given up."""
+"""The head of a message with two parts, if no slot was given up."""
 
 _HEAD_ALONE = memoryview(struct.pack("<2q", -1, 0))
-"""The head of most of those: nothing was given up, either."""
+"""The head of a message without a slot, if no slot was given up."""
 
 
 class SlotWriter:
-    """A worker's side: lays batches into its slots.
+    """The worker's side: writes batches into its slots.
 
     Args:
         ring: The worker's slots.
 
     Attributes:
-        filled: The slot that was written last, and how much of it, in bytes; None if what was written needed none.
+        filled: The slot of the last batch and its used bytes; None if that batch used no slot.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -53,11 +53,11 @@ class SlotWriter:
             try:
                 self._slot = self._ring.acquire()
             except SlotTooLarge:
-                self._slot = None  # the batch may need none; if it does, `write` raises
+                self._slot = None  # if the batch needs a slot, `write` raises
         self._used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return an uninitialised tensor in the slot, or None where there is no room."""
+        """Return an uninitialised tensor in the slot, or None if it does not fit."""
         size = dtype.itemsize
         for length in shape:
             size *= length
@@ -69,10 +69,10 @@ class SlotWriter:
         return torch.frombuffer(memory, dtype=dtype).reshape(tuple(shape))
 
     def write(self, value: Any) -> list[memoryview]:
-        """Encode a batch to message parts: a head, then the stream, then what did not go into the slot.
+        """Encode a batch to message parts: a head, then the stream, then the parts that are not in the slot.
 
-        The head holds the slot's number, or -1; the slots given up, after their count; and where in the slot each
-        part lies.
+        The head holds the slot's number, or -1; the number of slots given up, and these; and each part's place in the
+        slot.
 
         Raises:
             SlotTooLarge: The system refuses memory for it.
@@ -100,7 +100,7 @@ class SlotWriter:
         return memoryview(struct.pack(f"<{len(words)}q", *words))
 
     def _lay_out(self, parts: Sequence[Part], sizes: Sequence[int], inline: set[int]) -> list[tuple[int, int]]:
-        """Copy parts into the slot unless they are there; return where each lies, `_INLINE` for those in `inline`."""
+        """Copy parts into the slot unless they are there; return their places, `_INLINE` for those in `inline`."""
         places = [_INLINE] * len(parts)
         missing = []
         for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
@@ -121,7 +121,7 @@ class SlotWriter:
         return places
 
     def _move(self, parts: Sequence[Part], sizes: Sequence[int], inline: set[int]) -> list[tuple[int, int]]:
-        """Lay everything into a larger slot; the next batches will find it large enough from the beginning."""
+        """Write all parts into a larger slot. Slots for the next batches will be large enough from the start."""
         old, self._slot, self._used = self._slot, None, 0
         size = sum(size + ALIGNMENT for number, size in enumerate(sizes) if number not in inline)
         try:
@@ -132,7 +132,7 @@ class SlotWriter:
                 self._ring.release(old[0])
 
     def _inside(self, part: Part) -> int | None:
-        """Return where in the slot a part lies already, or None."""
+        """Return the offset of a part that is already in the slot, or None."""
         memory = part[0] if len(part) == 1 else b""
         if self._slot is None or not isinstance(memory, memoryview) or memory.readonly or not memory:
             return None
@@ -141,25 +141,25 @@ class SlotWriter:
 
 
 class Slots(Protocol):
-    """Where the rank finds the slots that batches were laid in."""
+    """The slots from which the rank reads batches."""
 
     def borrow(self, slot: int) -> memoryview:
-        """Return a slot's memory; it may be used again when the last view of it dies."""
+        """Return a slot's memory; the slot may be reused when the last view of it dies."""
 
     def forget(self, slot: int) -> None:
-        """Take note of a slot that the worker has given up."""
+        """Unmap a slot that the worker has given up."""
 
 
 def is_inline(message: Sequence[Buffer]) -> bool:
-    """Tell whether all of what a `SlotWriter` wrote is in the message."""
+    """Tell whether a message of a `SlotWriter` holds the whole batch."""
     return message[0][:8] == _NO_SLOT
 
 
 def lift(message: Sequence[Buffer], slots: Slots) -> list[Buffer]:
-    """Return the parts of what a `SlotWriter` wrote, to be decoded; while one of them lives, the slot is on loan."""
+    """Return the parts of a `SlotWriter`'s message, for `decode`. The slot is not reused while one of them lives."""
     if len(message[0]) == _HEAD_OF_TWO.size:
         number, count, inline, _, start, size = _HEAD_OF_TWO.unpack(message[0])
-        if not count and inline < 0 <= start:  # most batches: a stream, and one tensor in a slot
+        if not count and inline < 0 <= start:  # most batches: the stream, and one tensor in a slot
             return [message[1], slots.borrow(number)[start : start + size]]
     number, count, *words = struct.unpack(f"<{len(message[0]) // 8}q", message[0])
     for slot in words[:count]:
@@ -176,9 +176,9 @@ def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:
     """Return torch's default collation, stacking tensors straight into the writer's slot.
 
     Args:
-        writer: Where they go.
-        as_torch: Whether the batch takes the first tensor's dtype and refuses gradients, as in torch's workers, or
-            promotes dtypes and keeps gradients, as in torch's own process and under a plan everywhere.
+        writer: The writer.
+        as_torch: Whether the batch has the first tensor's dtype and gradients are refused, as in torch's workers.
+            Otherwise dtypes are promoted and gradients kept, as in the caller's process, and under a plan everywhere.
     """
     from_torch = torch.utils.data._utils.collate
 
@@ -194,7 +194,7 @@ def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:
         out = writer.empty(shape, first.dtype)
         try:
             return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
-        except TypeError:  # not all of them are tensors; torch's function says so in its own way
+        except TypeError:  # not all of them are tensors: torch's function raises its own error
             return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
     rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack}

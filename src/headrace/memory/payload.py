@@ -1,4 +1,4 @@
-"""One value for many processes: pickled once, its tensors and arrays shared rather than copied."""
+"""One value for many processes: pickled once, with its tensors and arrays in shared memory."""
 
 import gc
 import os
@@ -13,12 +13,12 @@ from headrace.memory.slots import ALIGNMENT, Mapping, anonymous_file
 from headrace.system.interrupts import Droppable
 
 _HEAD = struct.Struct("<3Q")
-"""The file's size, where in it the table of parts begins, and how many parts there are."""
+"""The file's size in bytes, the offset of its table of parts, and the number of parts."""
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from looking through millions of objects again and again while they are made."""
+    """Disable the garbage collector, which would visit millions of objects again and again while they are made."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -29,10 +29,10 @@ def _no_collection() -> Iterator[None]:
 
 
 class Payload(Droppable):
-    """A pickled value in an anonymous file. Whoever maps it shares its pages until it writes to them.
+    """A pickled value in an anonymous file. A process that maps it shares its pages until it writes to them.
 
     Args:
-        value: What to share.
+        value: The value to share.
 
     Raises:
         Exception: Whatever pickle raises for a value that can only be inherited, or not be pickled at all.
@@ -55,7 +55,7 @@ class Payload(Droppable):
             copy_into(memory, start, part)
 
     def send(self, end: socket.socket) -> None:
-        """Pass the file to a process, over a Unix socket; a few bytes, which need no reader yet."""
+        """Send the file's descriptor over a Unix socket. The message is short, so this does not wait for a reader."""
         socket.send_fds(end, [self._head], [self._descriptor])
 
     def _dropped(self) -> None:
@@ -65,7 +65,7 @@ class Payload(Droppable):
 
 
 def receive(end: socket.socket) -> Any:
-    """Rebuild a value that was sent; its tensors and arrays are writable, but writes stay in this process."""
+    """Receive a value. Its tensors and arrays are writable; writes stay in this process."""
     head, descriptors, _, _ = socket.recv_fds(end, _HEAD.size, 1)
     size, table, count = _HEAD.unpack(head)
     try:

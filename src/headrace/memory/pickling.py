@@ -1,4 +1,4 @@
-"""Values as bytes, by pickle protocol 5: the data of tensors and arrays out of band, large `bytes` uncopied."""
+"""Values as bytes, by pickle protocol 5: the data of tensors and arrays out of band, large `bytes` without a copy."""
 
 import functools
 import pickle
@@ -13,7 +13,7 @@ from torch._tensor import _rebuild_from_type_v2
 Buffer = bytes | bytearray | memoryview
 
 Part = Sequence[Buffer]
-"""One part of a pickled value, in pieces that follow each other."""
+"""One part of a pickled value, as consecutive pieces."""
 
 _ARRAYS: dict[torch.dtype, np.dtype[Any]] = {
     dtype: torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
@@ -22,39 +22,39 @@ _ARRAYS: dict[torch.dtype, np.dtype[Any]] = {
         *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     )
 }
-"""Of what types numpy has arrays, too, and what it calls them."""
+"""The types that numpy has, too, and their numpy types."""
 
 _SPARSE = 2
-"""How many times larger than the tensors in it a region must be for it to matter whether they really overlap."""
+"""A region is searched for real overlaps if it has more than this number of times the bytes of its tensors."""
 
 _FEW = 32
-"""Among no more tensors than these it is found out."""
+"""The largest number of tensors in a region that is searched for real overlaps."""
 
 _MOST_WORK = 10_000
-"""How many candidate solutions numpy may look at for two of them."""
+"""How many candidate solutions numpy may check for each two of them."""
 
-_PLAINS = 64
-"""Of how many kinds of plain tensors it is kept how they are pickled."""
+_MOST_PLAIN = 64
+"""How many kinds of plain tensors are cached, with the streams that describe them."""
 
 _PLAIN_BYTES = 256
-"""No such stream is longer, but for tensors of uncommonly many dimensions."""
+"""The length of the longest stream of a plain tensor, in bytes, except for very many dimensions."""
 
 
 class Stream(list[Buffer]):
-    """What a pickler writes: small things gathered, and each large `bytes` as the very object, uncopied."""
+    """The output of a pickler: small writes joined, and each large `bytes` as the object itself, not copied."""
 
     write = list.append
 
 
-class _Span(NamedTuple):
-    """Where in memory the elements of a tensor lie, from the first to the last, as addresses."""
+class _AddressRange(NamedTuple):
+    """The addresses of a tensor's elements, from the first to the last."""
 
     start: int
     end: int
 
 
 class _Region:
-    """Memory that several tensors are views of; pickled once."""
+    """Memory that several tensors are views of. It is pickled once."""
 
     def __init__(self, views: Sequence[torch.Tensor], start: int, end: int) -> None:
         self.start = start
@@ -67,7 +67,7 @@ class _Region:
 
 
 class _Memory:
-    """Memory at an address, for numpy, and what keeps it alive."""
+    """Memory at an address, for numpy, and the object that keeps it alive."""
 
     def __init__(self, owner: Any, description: dict[str, Any]) -> None:
         self._owner = owner
@@ -75,28 +75,28 @@ class _Memory:
 
 
 class Pickler(pickle.Pickler):
-    """Lays the bytes of tensors out of band; torch's own pickling would copy them twice, each with all its storage."""
+    """Pickles the bytes of tensors out of band. Torch would copy them twice, and the whole storage of each."""
 
     def __init__(
-        self, stream: Stream, buffers: list[pickle.PickleBuffer], regions: dict[_Span, _Region], shared: bool
+        self, stream: Stream, buffers: list[pickle.PickleBuffer], regions: dict[_AddressRange, _Region], shared: bool
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffers.append)
-        self.tensors: list[tuple[_Span, torch.Tensor]] = []
+        self.tensors: list[tuple[_AddressRange, torch.Tensor]] = []
         self._regions = regions
         self._shared = shared
 
     def reducer_override(self, value: Any) -> Any:
-        """Say how a tensor is pickled; the pickler asks for each object that is not of a basic type."""
+        """Reduce a tensor. The pickler calls this for each object that is not of a basic type."""
         if not isinstance(value, torch.Tensor):
             return NotImplemented
         if not self._shared and value.is_shared():  # type: ignore[no-untyped-call]
             raise pickle.PicklingError("a tensor in shared memory can only be inherited")
         if type(value) is not torch.Tensor:
-            return _dressed(value) if _pickles_as_tensor(type(value)) else NotImplemented
+            return _reduce_subclass(value) if _pickles_as_tensor(type(value)) else NotImplemented
         if not _is_memory(value):
             return NotImplemented
         if value.__dict__:
-            return _dressed(value)
+            return _reduce_subclass(value)
         if value.is_conj():
             return torch.conj, (value.conj(),)
         if value.is_neg():
@@ -107,14 +107,14 @@ class Pickler(pickle.Pickler):
         dense = value.is_contiguous()
         count = value.numel() if dense else _extent(value)
         if count:
-            span = _Span(value.data_ptr(), value.data_ptr() + count * value.itemsize)
+            span = _AddressRange(value.data_ptr(), value.data_ptr() + count * value.itemsize)
             region = self._regions.get(span)
             if region is not None:
                 place = (region, span.start - region.start, count)
                 return _view, (*place, value.dtype, tuple(value.shape), requires_grad, value.stride())
             self.tensors.append((span, value))
         if not dense:
-            value = _closed_up(value)
+            value = _without_gaps(value)
             count = _extent(value)
         memory: Any
         if dense and value.dtype in _ARRAYS:
@@ -125,28 +125,28 @@ class Pickler(pickle.Pickler):
         return (_tensor, (raw, *layout)) if dense else (_view, (raw, 0, count, *layout, value.stride()))
 
 
-_plain: "dict[bytes, _Plain]" = {}
-"""The first few kinds of plain tensors that were rebuilt, by the streams that describe them."""
+_plain_kinds: "dict[bytes, _Plain]" = {}
+"""The first kinds of plain tensors that were rebuilt, by the streams that describe them."""
 
-_second: type[Pickler] | None = None
-"""What this process pickles with that a `Pickler` cannot."""
+_fallback: type[Pickler] | None = None
+"""The pickler for values that a `Pickler` cannot pickle."""
 
 
 def pickle_with(kind: type[Pickler]) -> None:
-    """Have pickled by another class, from now on, what this process cannot pickle otherwise: it is slower."""
-    global _second  # noqa: PLW0603 - a setting of the process
-    _second = kind
+    """Set the pickler that this process uses for values that a `Pickler` cannot pickle; it is slower."""
+    global _fallback  # noqa: PLW0603 - a setting of the process
+    _fallback = kind
 
 
 def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> list[Part]:
-    """Pickle any value: the stream first, then the data of tensors and arrays, one part each, all of it uncopied.
+    """Pickle any value without copying its data: the stream first, then one part for each tensor and array.
 
-    Tensors that are views of the same memory are so again afterwards; numpy arrays become copies.
+    Tensors that are views of the same memory share memory again when rebuilt; numpy arrays do not.
 
     Args:
-        value: What to pickle. It must stay as it is until its parts have been copied.
+        value: The value. It must not change until its parts have been copied.
         shared: Whether tensors in shared memory may be copied like others.
-        kind: What pickles it; by default a `Pickler`, or if that cannot, what the process has besides.
+        kind: The pickler; by default a `Pickler`, then the one of `pickle_with`.
 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
@@ -155,27 +155,27 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
         memory = _plain_memory(value)
         if memory is not None:
             return [[_stream_of(value.dtype, value.shape, value.requires_grad)], [memory]]
-    if kind is None and _second is not None:
+    if kind is None and _fallback is not None:
         try:
             return dump(value, shared, Pickler)
-        except Exception:  # noqa: BLE001 - what the other says is told
-            kind = _second
+        except Exception:  # noqa: BLE001 - the other pickler's error is raised
+            kind = _fallback
     kind = kind or Pickler
     stream, buffers, pickler = _dump(kind, value, {}, shared)
     regions = _overlapping(pickler.tensors)
-    if regions:  # which keep whatever the first pickler made, so that no address stands for something new
+    if regions:  # they keep all that the first pickler made, so that no address is reused
         stream, buffers, _ = _dump(kind, value, regions, shared)
     return [stream, *([buffer.raw()] for buffer in buffers)]
 
 
-@functools.lru_cache(maxsize=_PLAINS)
+@functools.lru_cache(maxsize=_MOST_PLAIN)
 def _stream_of(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> bytes:
-    """Return what a `Pickler` writes for a plain tensor: nothing of it hangs on the data."""
+    """Return what a `Pickler` writes for a plain tensor; it does not depend on the data."""
     return pickle.dumps(_Plain(dtype, shape, requires_grad), 5, buffer_callback=list[pickle.PickleBuffer]().append)
 
 
 class _Plain(NamedTuple):
-    """Stands for a plain tensor, without gaps between its elements."""
+    """The kind of a plain tensor: contiguous memory, and nothing else."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -186,7 +186,7 @@ class _Plain(NamedTuple):
 
 
 def _dump(
-    kind: type[Pickler], value: Any, regions: dict[_Span, _Region], shared: bool
+    kind: type[Pickler], value: Any, regions: dict[_AddressRange, _Region], shared: bool
 ) -> tuple[Stream, list[pickle.PickleBuffer], Pickler]:
     stream, buffers = Stream(), list[pickle.PickleBuffer]()
     pickler = kind(stream, buffers, regions, shared)
@@ -200,7 +200,7 @@ def whole(part: Part) -> memoryview:
 
 
 def copy_into(memory: memoryview, start: int, part: Part) -> int:
-    """Copy a part into memory from `start` on; return where it ends."""
+    """Copy a part into memory from `start` on; return its end."""
     for piece in part:
         memory[start : start + len(piece)] = piece
         start += len(piece)
@@ -208,7 +208,7 @@ def copy_into(memory: memoryview, start: int, part: Part) -> int:
 
 
 def encode(value: Any, kind: type[Pickler] | None = None) -> list[memoryview]:
-    """Pickle any value to parts of one piece each, as `dump` does.
+    """Pickle any value as `dump` does, to parts of one piece each.
 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
@@ -221,20 +221,20 @@ def decode(parts: Sequence[Buffer]) -> Any:
     if len(parts) != 2 or len(parts[0]) > _PLAIN_BYTES:
         return pickle.loads(parts[0], buffers=parts[1:])
     stream = bytes(parts[0])
-    plain = _plain.get(stream)
+    plain = _plain_kinds.get(stream)
     if plain is not None:  # in half the time
         return _tensor(parts[1], *plain)
     value = pickle.loads(stream, buffers=parts[1:])
-    if len(_plain) < _PLAINS and type(value) is torch.Tensor and _is_memory(value):
+    if len(_plain_kinds) < _MOST_PLAIN and type(value) is torch.Tensor and _is_memory(value):
         plain = _Plain(value.dtype, value.shape, value.requires_grad)
         if stream == _stream_of(*plain):
-            _plain[stream] = plain
+            _plain_kinds[stream] = plain
     return value
 
 
-def _overlapping(tensors: Sequence[tuple[_Span, torch.Tensor]]) -> dict[_Span, _Region]:
-    """Return the memory that tensors share, by the span of each of them; most batches have none."""
-    clusters: list[list[tuple[_Span, torch.Tensor]]] = []
+def _overlapping(tensors: Sequence[tuple[_AddressRange, torch.Tensor]]) -> dict[_AddressRange, _Region]:
+    """Return the memory that tensors share, by the address range of each tensor; most batches have none."""
+    clusters: list[list[tuple[_AddressRange, torch.Tensor]]] = []
     end = 0
     for span, tensor in sorted(tensors, key=lambda one: one[0]):
         if span.start >= end:
@@ -246,13 +246,13 @@ def _overlapping(tensors: Sequence[tuple[_Span, torch.Tensor]]) -> dict[_Span, _
         if len(cluster) > 1:
             views = [tensor for _, tensor in cluster]
             region = _Region(views, cluster[0][0].start, max(span.end for span, _ in cluster))
-            if not _merely_interleaved(views, region.size):
+            if not _only_interleaved(views, region.size):
                 regions.update({span: region for span, _ in cluster})
     return regions
 
 
-def _merely_interleaved(tensors: Sequence[torch.Tensor], size: int) -> bool:
-    """Tell whether tensors with much space between their elements, as columns of a table, have none in common."""
+def _only_interleaved(tensors: Sequence[torch.Tensor], size: int) -> bool:
+    """Tell whether tensors with large gaps, such as columns of a table, have no element in common."""
     if len(tensors) > _FEW or size <= _SPARSE * sum(tensor.nbytes for tensor in tensors):
         return False
     views = [
@@ -268,7 +268,7 @@ def _merely_interleaved(tensors: Sequence[torch.Tensor], size: int) -> bool:
 def _at(
     owner: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int
 ) -> np.ndarray[Any, Any]:
-    """Return memory of something as an array of uninterpreted items."""
+    """Return memory at an address as an array of uninterpreted items."""
     kind = "|u1" if item_bytes == 1 else f"|V{item_bytes}"
     description = {"data": (address, False), "shape": shape, "strides": strides, "typestr": kind, "version": 3}
     return np.asarray(_Memory(owner, description))
@@ -286,18 +286,18 @@ def _is_memory(tensor: torch.Tensor) -> bool:
 
 
 def _plain_memory(tensor: torch.Tensor) -> memoryview | None:
-    """Return a tensor's memory if it is nothing but that, without gaps, and numpy has a type for it."""
+    """Return the memory of a plain contiguous tensor with a numpy type; None for any other tensor."""
     if tensor.__dict__:
         return None
     try:
         array: Any = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-    except (TypeError, RuntimeError):  # it is anything else: on a device, sparse, nested, quantized, conjugate, ...
+    except (TypeError, RuntimeError):  # on a device, sparse, nested, quantized, conjugate, ...
         return None
     return pickle.PickleBuffer(array).raw() if array.size and array.flags.c_contiguous else None
 
 
 def _pickles_as_tensor(kind: type[torch.Tensor]) -> bool:
-    """Tell whether a subclass leaves pickling to torch.Tensor and has memory like it."""
+    """Tell whether a subclass inherits pickling and dispatch from torch.Tensor."""
     return (
         kind.__reduce_ex__ is torch.Tensor.__reduce_ex__
         and kind.__reduce__ is torch.Tensor.__reduce__
@@ -305,24 +305,24 @@ def _pickles_as_tensor(kind: type[torch.Tensor]) -> bool:
     )
 
 
-def _dressed(value: torch.Tensor) -> Any:
-    """Reduce a tensor of a subclass, or with attributes, to a plain one and what it has beside."""
+def _reduce_subclass(value: torch.Tensor) -> Any:
+    """Reduce a tensor of a subclass, or with attributes, to a plain tensor, its type and its attributes."""
     with torch._C.DisableTorchFunctionSubclass():
         plain = value.as_subclass(torch.Tensor)
-    return _rebuild_from_type_v2, (_same, type(value), (plain,), torch._utils._get_obj_state(value))  # type: ignore[no-untyped-call]
+    return _rebuild_from_type_v2, (_identity, type(value), (plain,), torch._utils._get_obj_state(value))  # type: ignore[no-untyped-call]
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Count the elements that there is room for from a tensor's first to its last."""
+    """Return the number of element places from a tensor's first element to its last."""
     return 1 + sum(step * (length - 1) for step, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _closed_up(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy without the gaps between its elements, or the tensor if it has none, or elements in one place."""
+def _without_gaps(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy without gaps between its elements; the tensor itself if it has no gaps or its elements overlap."""
     core = value[tuple(slice(1) if step == 0 else slice(None) for step in value.stride())]
     reach = 0
     for step, length in sorted(zip(core.stride(), core.shape, strict=True)):

@@ -1,7 +1,7 @@
-"""Slots: anonymous shared memory that a worker owns, writes batches into, and gets back when the rank is done.
+"""Slots: anonymous shared memory that a worker owns, writes batches into, and gets back from the rank.
 
-Nothing has a name, so nothing can be left behind: a slot is a file without a path, its descriptor is passed once over a
-socket, mapped by the rank, and closed on both sides. The mapping alone keeps the memory.
+A slot is a file without a path, so none can be left behind. Its descriptor is passed once over a socket, mapped by the
+rank, and closed on both sides. The mapping alone keeps the memory.
 """
 
 import ctypes
@@ -22,10 +22,10 @@ import numpy as np
 from headrace.errors import SlotTooLarge
 
 ALIGNMENT = 64
-"""Where tensors begin in a slot, in bytes: a cache line."""
+"""The alignment of tensors in a slot, in bytes: a cache line."""
 
 RECENT = 8
-"""How many batches it takes to forget an uncommonly large one."""
+"""Slots are made for the largest of this number of recent batches."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -37,17 +37,17 @@ _FAILED = ctypes.c_void_p(-1).value
 _MAP_FIXED = 0x10  # Linux and macOS
 
 _SLOT = struct.Struct("<2Q")
-"""What comes with a slot's descriptor: its number, and its size in bytes."""
+"""The message with a slot's descriptor: its number, and its size in bytes."""
 
 _LEARNT_BYTES = 2**25 - 2**16
-"""Just below the largest block from which glibc learns."""
+"""The size of a block just below the largest from which glibc adapts its limits, in bytes."""
 
 
 def keep_freed_memory() -> None:
-    """Let malloc reuse the memory of one batch for the next, rather than have the kernel clear it anew.
+    """Let malloc reuse the memory of one batch for the next, instead of getting cleared pages from the kernel.
 
-    How large a block glibc still takes from its heap, and twice as much of it that it keeps when it is free, it learns
-    from the largest block that was freed so far. This one is never touched.
+    glibc adapts to the largest block freed so far: smaller blocks come from its heap, and it keeps twice that size of
+    free heap. The block freed here is never written to.
     """
     _LIBC.free(_LIBC.malloc(_LEARNT_BYTES))
 
@@ -55,16 +55,16 @@ def keep_freed_memory() -> None:
 class Mapping:
     """Shared memory, mapped while this object lives. Unlike `mmap.mmap` it keeps no descriptor open.
 
-    The file is mapped over memory of an `mmap.mmap`, for its sake only that it is unmapped in C: a `__del__` is code in
-    which a Ctrl-C may come, and then the rest of it is never run.
+    The file is mapped over the memory of an `mmap.mmap`, which unmaps it in C. A `__del__` would not be safe: after a
+    Ctrl-C in it, its remaining lines never run.
 
     Args:
-        descriptor: The file, which may be closed afterwards.
+        descriptor: The file; it may be closed afterwards.
         size: Its length in bytes.
-        private: Whether what is written stays in this process.
+        private: Whether writes stay in this process.
 
     Attributes:
-        address: Where it begins.
+        address: Its first address.
         size: Its length in bytes.
 
     Raises:
@@ -74,7 +74,7 @@ class Mapping:
     def __init__(self, descriptor: int, size: int, private: bool = False) -> None:
         protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         try:
-            # Read-only, so that it is not counted as memory that may be asked for.
+            # Read-only, so that the kernel does not count it as committed memory.
             self._pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON, mmap.PROT_READ)
         except OSError as error:
             raise _unmappable(size, error.errno) from error
@@ -84,7 +84,7 @@ class Mapping:
             raise _unmappable(size, ctypes.get_errno())
 
     def lease(self) -> Any:
-        """Return an array over the memory; it, and whatever is a view of it, keeps the mapping."""
+        """Return an array over the memory. The array and all views of it keep the mapping alive."""
         array = _lease_type(self.size).from_address(self.address)
         array.pages = self._pages
         return array
@@ -99,10 +99,10 @@ def _unmappable(size: int, number: int | None) -> SlotTooLarge:
 
 
 def anonymous_file(size: int) -> int:
-    """Return the descriptor of a file without a name, its memory allocated now rather than at the first touch.
+    """Return the descriptor of a file without a name. Its memory is allocated now, not at the first write.
 
     Raises:
-        SlotTooLarge: The memory is not to be had. Found out later it would be a SIGBUS.
+        SlotTooLarge: The system refuses the memory. At the first write this would be a SIGBUS.
     """
     room = headroom()
     if room is not None and size > room:
@@ -124,9 +124,9 @@ def anonymous_file(size: int) -> int:
 
 
 def headroom() -> int | None:
-    """Return how many bytes of memory may still be taken, of the machine's and of the cgroup's; None if unknown.
+    """Return how many bytes of memory the machine and the cgroup have left; None if unknown.
 
-    Asking the kernel for more gets no refusal: it ends some process instead.
+    The kernel does not refuse a larger request, but kills a process.
     """
     rooms = []
     with suppress(OSError, StopIteration):
@@ -148,13 +148,13 @@ def _refused(size: int, why: str) -> SlotTooLarge:
 
 
 class Ring:
-    """A worker's slots. It grows when the rank holds all of them, or a batch is larger than any.
+    """A worker's slots. A new one is made when the rank holds all of them, or a batch is larger than each.
 
     Args:
-        descriptors: The socket over which the rank gets each new slot's descriptor; None where it maps none.
+        descriptors: The socket over which the rank gets the descriptor of each new slot; None where it maps no slots.
 
     Attributes:
-        given_up: Slots that have become too small, or far too large, which the rank may forget.
+        given_up: Slots that were too small or far too large; the rank is told to forget them.
     """
 
     def __init__(self, descriptors: socket.socket | None) -> None:
@@ -170,15 +170,15 @@ class Ring:
         self._free.append(slot)
 
     def memory(self, slot: int) -> memoryview:
-        """Return what is in a slot, and behind it."""
+        """Return the whole memory of a slot."""
         return self._slots[slot].view()
 
     def forget(self, slot: int) -> None:
-        """Let go of a slot that the rank has not given back, and will not."""
+        """Unmap a slot that the rank will not give back."""
         del self._slots[slot]
 
     def acquire(self, size: int = 0) -> tuple[int, Mapping] | None:
-        """Return a free slot of at least `size` bytes, made if need be; None while no batch has needed one.
+        """Return a free slot of at least `size` bytes, or a new one; None while no batch has needed a slot.
 
         Raises:
             SlotTooLarge: The system refuses the memory.
@@ -195,7 +195,7 @@ class Ring:
         return self._make(wanted)
 
     def used(self, size: int) -> None:
-        """Note how much of its slot a batch took: slots are made for the largest of the last few."""
+        """Note how many bytes of its slot a batch took; new slots are made for the largest recent batch."""
         self._recent.append(size)
 
     def _make(self, size: int) -> tuple[int, Mapping]:
@@ -213,19 +213,19 @@ class Ring:
 
 
 def _rounded(size: int) -> int:
-    """Leave an eighth of room to grow, in whole pages."""
+    """Return a size with an eighth more for growth, in whole pages."""
     return -(-(size + size // 8) // mmap.PAGESIZE) * mmap.PAGESIZE if size else 0
 
 
 class Loans:
-    """The rank's view of one worker's slots: what is mapped, what the user still holds, what may go back.
+    """The rank's view of one worker's slots: which are mapped, which the user still holds, which may go back.
 
     Args:
         descriptors: The socket over which the worker sends each new slot's descriptor.
 
     Attributes:
-        lent: How many slots the worker may be writing to, or believes free.
-        spare: The slots that neither the user nor the worker needs now; filled from any thread.
+        lent: How many slots the worker has: it writes to them, or they are free there.
+        spare: The slots that neither the user nor the worker holds; filled from any thread.
     """
 
     def __init__(self, descriptors: socket.socket) -> None:
@@ -234,12 +234,12 @@ class Loans:
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
         self._watched: dict[int, weakref.ref[object]] = {}
-        self.spare: deque[_Watch] = deque()
+        self.spare: deque[_LeaseReference] = deque()
         self._dropped: list[int] = []
-        self._unused: set[int] = set()  # given up before a batch came in them
+        self._unused: set[int] = set()  # given up by the worker before they carried a batch
 
     def borrow(self, slot: int) -> memoryview:
-        """Return a slot's memory. When the last tensor, array or view over it dies the slot may go back.
+        """Return a slot's memory. When the last tensor, array or view over it dies, the slot may go back.
 
         Raises:
             SlotTooLarge: It cannot be mapped.
@@ -250,15 +250,15 @@ class Loans:
         while slot not in self._slots:
             self._map_next()
         lease = self._slots[slot].lease()
-        self._watched[slot] = watch = _Watch(lease, self.spare.append)
+        self._watched[slot] = watch = _LeaseReference(lease, self.spare.append)
         watch.slot = slot
         return memoryview(lease).cast("B")
 
     def lend(self, tasks: int, new: int = 1) -> tuple[list[int], list[int]]:
-        """Return slots for the new ones of the worker's `tasks`, as there are spare, and those that it is to forget.
+        """Return spare slots for the last `new` of the worker's `tasks`, and the slots that it is to forget.
 
-        No more go back than it can fill: what is kept here can be dropped when another worker needs a new slot. And
-        one for each task, since slots that come with a task are too late for those before it.
+        A worker gets no more slots than it can fill: spare slots that stay here can be dropped when another worker
+        needs a new one. It gets one for each new task: slots sent with a later task would come too late.
         """
         back: list[int] = []
         while len(back) < new and self.lent < tasks and self.spare:
@@ -276,14 +276,14 @@ class Loans:
     def forget(self, slot: int) -> None:
         """Unmap a slot that the worker has given up."""
         if slot in self._slots:
-            self.lent -= slot in self._watched  # if no batch ever came in it, it was not lent
+            self.lent -= slot in self._watched  # a slot that never carried a batch was not lent
             self._watched.pop(slot, None)
             del self._slots[slot]
         else:
             self._unused.add(slot)
 
     def close(self) -> None:
-        """Let go of everything that no tensor needs."""
+        """Unmap every slot that no tensor uses."""
         self._slots.clear()
         self._watched.clear()
 
@@ -323,8 +323,8 @@ class BufferPool:
 
     def __init__(self, spare: int) -> None:
         self._spare = spare
-        self._buffers: dict[int, tuple[Mapping, _Watch]] = {}
-        self._returned: deque[_Watch] = deque()  # filled from any thread
+        self._buffers: dict[int, tuple[Mapping, _LeaseReference]] = {}
+        self._returned: deque[_LeaseReference] = deque()  # filled from any thread
         self._count = 0
 
     def take(self, size: int) -> memoryview:
@@ -345,7 +345,7 @@ class BufferPool:
             finally:
                 os.close(descriptor)
         lease = mapping.lease()
-        watch = _Watch(lease, self._returned.append)
+        watch = _LeaseReference(lease, self._returned.append)
         watch.slot = self._count
         self._buffers[self._count] = mapping, watch
         self._count += 1
@@ -358,12 +358,16 @@ class BufferPool:
 
 @functools.cache
 def _lease_type(size: int) -> type[Any]:
-    """Return an array type that, unlike its base, takes attributes."""
+    """Return an array type that allows attributes, unlike its base."""
     return type("Lease", (ctypes.c_char * size,), {})
 
 
-class _Watch(weakref.ref[Any]):
-    """Tells of a slot that is free again; its callback is C alone, since an interrupt in a callback is swallowed."""
+class _LeaseReference(weakref.ref[Any]):
+    """A weak reference to a lease. Its callback must be a C function, since a Ctrl-C in a Python callback is lost.
+
+    Attributes:
+        slot: The slot that is free when the lease dies.
+    """
 
     __slots__ = ("slot",)
     slot: int

@@ -1,4 +1,4 @@
-"""Which part of a value it is that cannot be pickled, for the error message."""
+"""Find the part of a value that cannot be pickled, for the error message."""
 
 import functools
 import reprlib
@@ -8,24 +8,24 @@ from typing import Any
 from headrace.memory.pickling import Pickler, Stream
 
 _DEEPEST = 30
-"""Further down nothing is looked for."""
+"""How many levels below the value are searched."""
 
 
 def unpicklable_part(value: Any, name: str, error: BaseException, kind: type[Pickler] = Pickler) -> str:
-    """Say what it is in a value that pickle refuses, and where: "batch['meta'][0].lock is a _thread.lock".
+    """Return the part of a value that pickle refuses, and its type: "batch['meta'][0].lock is a _thread.lock".
 
     Args:
-        value: What could not be pickled.
-        name: What to call it; nothing where its attributes are to be named alone.
-        error: What pickling raised: what fails for another reason is not to blame.
-        kind: What pickled it.
+        value: The value that could not be pickled.
+        name: Its name; empty to name its attributes only.
+        error: The exception that pickling raised. Parts that raise another type of exception do not count.
+        kind: The pickler that was used.
     """
     probe = _probe(kind)
     above: list[Any] = []
     while len(above) < _DEEPEST:
         above.append(value)
         parts = _parts(value)
-        while len(parts) > 1:  # a few passes over millions of items rather than one pickler for each
+        while len(parts) > 1:  # bisection, since one pickler for each of millions of items is slow
             middle = len(parts) // 2
             half = parts[:middle]
             parts = half if _refused(probe, [part for _, part in half], above, error) else parts[middle:]
@@ -40,7 +40,7 @@ def unpicklable_part(value: Any, name: str, error: BaseException, kind: type[Pic
 
 
 def _probe(kind: type[Pickler]) -> Callable[[Any, Sequence[Any]], None]:
-    """Return what pickles to see whether it can, leaving out what contains the value: that would fail in any case."""
+    """Return a function that tries to pickle a value. References to the objects that contain it are left out."""
 
     class Probe(kind):  # type: ignore[valid-type, misc]
         known: set[int]
@@ -67,7 +67,7 @@ def _refused(
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """List what pickle would look at next, each with what to write after its owner's name."""
+    """List the parts of a value that pickle would visit, each with the text that follows the value's name."""
     if isinstance(value, dict):
         return [(f"[{reprlib.repr(key)}]", one) for key, one in value.items()]
     if isinstance(value, list | tuple):
@@ -77,7 +77,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
     try:
         reduced = value.__reduce_ex__(5)
-    except Exception:  # noqa: BLE001 - it is the value itself that refuses
+    except Exception:  # noqa: BLE001 - the value itself is the part
         return []
     states = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else getattr(value, "__dict__", None)
     both = states if isinstance(states, tuple) else (states,)  # attributes alone, or with those in slots

@@ -1,1 +1,1 @@
-"""What the process and the machine bring: interrupts, forks, torch's threads, and the rank's place in the world."""
+"""The process and its surroundings: interrupts, torch's threads, rank and world size."""

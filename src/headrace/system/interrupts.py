@@ -1,4 +1,4 @@
-"""Ctrl-C at a convenient time: what must not be done by halves is done first."""
+"""Ctrl-C at a safe time: code that must not be interrupted finishes first."""
 
 # The public module wraps every call in enumerations, at ten times the cost.
 import _signal as signal  # type: ignore[import-not-found]
@@ -16,19 +16,19 @@ from typing import Any, Generic, Self, TypeVar
 T = TypeVar("T")
 
 _main = threading.main_thread().ident
-"""The main thread: asking each time takes as long as all the rest of a block."""
+"""The main thread. Asking for it each time would take as long as the rest of a block."""
 
 
 def _become_main() -> None:
-    """Make the thread that forks the child's main one; blocks of the one that was are not in the child."""
-    global _main  # noqa: PLW0603 - asked for too often to be looked up anywhere
+    """In a forked child, note its main thread: the one that forked. Leave the blocks of the former main thread."""
+    global _main  # noqa: PLW0603 - read too often for an attribute
     if _main != threading.get_ident():
         _main = threading.get_ident()
         _leave_blocks()
 
 
 def _leave_blocks() -> None:
-    """Give interrupts back to whom they had before the blocks that hold them."""
+    """Restore the signal handler that was set before all `InterruptsHeld` blocks."""
     handler = signal.getsignal(signal.SIGINT)
     while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
         handler = owner._before
@@ -40,9 +40,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class InterruptsHeld:
-    """A block at whose end, rather than in whose middle, a Ctrl-C raises; not to be nested around waiting.
+    """A block that delays Ctrl-C: it raises at the end of the block. Do not wait inside of it.
 
-    A class rather than a generator, whose own lines an interrupt could hit. Only the main thread is ever interrupted.
+    This is a class since a Ctrl-C could come in the lines of a generator. Only the main thread is ever interrupted.
     """
 
     __slots__ = ("_before", "_frame")
@@ -58,7 +58,7 @@ class InterruptsHeld:
         return self
 
     def allowed(self) -> "InterruptsAllowed":
-        """Return a block within this one in which a Ctrl-C raises: waiting, or the user's own code."""
+        """Return a block within this one in which a Ctrl-C raises: for waiting, or for the user's code."""
         return InterruptsAllowed(self)
 
     def _note(self, _: int, frame: FrameType | None) -> None:
@@ -74,9 +74,9 @@ class InterruptsHeld:
 
 
 class InterruptsAllowed:
-    """A block within `InterruptsHeld` that a Ctrl-C ends; whatever follows it there is done before that goes on.
+    """A block within `InterruptsHeld` in which a Ctrl-C raises. A `finally` around it then runs with interrupts held.
 
-    One that comes before the interrupts are held again has raised, and no other is expected at once.
+    A Ctrl-C may also raise just before `__exit__` holds interrupts again. A second one right after it is not expected.
     """
 
     __slots__ = ("_held",)
@@ -100,38 +100,38 @@ class InterruptsAllowed:
 
 
 class Droppable:
-    """Does something when the last reference to it is dropped, or when the interpreter ends.
+    """Calls `_dropped` when the last reference to the object is dropped, or when the interpreter exits.
 
-    In a `__del__` an interrupt is swallowed, even at its first line, and what follows is not done. And when modules are
-    torn down at the interpreter's end, what it needs is gone.
+    A `__del__` is not safe: a Ctrl-C in it is lost, and its remaining lines do not run. At the exit of the interpreter,
+    modules that it needs may be gone.
     """
 
     __slots__ = ("__dict__", "_guard")
     _guard: Generator[None, None, None]
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Make the object, and what outlives it for a moment."""
+        """Make the object, and a second one with the same attributes, on which `_dropped` is called."""
         self, same = object.__new__(cls), object.__new__(cls)
         same.__dict__ = self.__dict__
-        self._guard = guard = _guarding(same)  # no attribute like others, which that holds
+        self._guard = guard = _guarding(same)  # in a slot, since the guard refers to `__dict__`
         next(guard)
         _end_guards_at_exit()
         _guards.add(guard)
         return self
 
     def _dropped(self) -> None:
-        """Do it; called on another object with the same attributes, and again where an interrupt came."""
+        """Release everything. It is called on another object with the same attributes, and again after a Ctrl-C."""
         raise NotImplementedError
 
 
 class Living(Generic[T]):
-    """Objects while they live. A `WeakSet` takes out those that die by code in which an interrupt is swallowed."""
+    """A set of weak references. A `WeakSet` removes dead objects in Python code, in which a Ctrl-C is lost."""
 
     def __init__(self) -> None:
         self._references: set[weakref.ref[T]] = set()
 
     def add(self, one: T) -> None:
-        """Add one."""
+        """Add an object."""
         self._references.add(weakref.ref(one, self._references.discard))
 
     def __iter__(self) -> Iterator[T]:
@@ -142,7 +142,7 @@ _guards = Living[Generator[None, None, None]]()
 
 
 def _guarding(dropped: Droppable) -> Generator[None, None, None]:
-    """Wait until this generator ends, or is itself dropped: all that it then does is within its `try`."""
+    """Wait until this generator is closed or dropped, then call `_dropped`, all within a `try`."""
     missed = False
     try:
         yield
@@ -155,14 +155,14 @@ def _guarding(dropped: Droppable) -> Generator[None, None, None]:
                 dropped._dropped()
         except KeyboardInterrupt:
             missed = True
-        if missed:  # it is to come again where it is not swallowed; and after a call it might come here
+        if missed:  # raise it again where it is not lost; no line may follow the call, since it might raise there
             for _ in iter(_thread.interrupt_main, None):
                 pass
 
 
 @functools.cache
 def _end_guards_at_exit() -> None:
-    # The first time there is something to drop: before what was registered until then.
+    # Registered with the first such object, to run before all exit handlers that were registered earlier.
     atexit.register(_end_guards)
 
 
@@ -173,7 +173,7 @@ def _end_guards() -> None:
 
 
 class Interruptible:
-    """A worker's work: only within it a Ctrl-C raises, even if the process was forked inside of an `InterruptsHeld`."""
+    """The block of a worker's work. A Ctrl-C raises only in it, even after a fork inside of an `InterruptsHeld`."""
 
     def __enter__(self) -> None:
         _leave_blocks()

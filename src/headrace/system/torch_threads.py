@@ -1,6 +1,6 @@
-"""How many threads torch computes with: sums over several are rounded otherwise, so a batch is computed with one.
+"""The number of threads that torch computes with. Several threads round sums differently, so batches use one.
 
-The number belongs to the thread that sets it. Torch also keeps one for the process, for threads that start later.
+Each thread has its own number. Torch also keeps one for the process, for threads that start later.
 """
 
 import os
@@ -17,7 +17,7 @@ _setting = threading.Lock()
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Have torch compute with one thread, as in workers, and with as many as before afterwards."""
+    """Make torch compute with one thread, as in workers; restore the number afterwards."""
     number = torch.get_num_threads()
     if number == 1:
         yield
@@ -32,7 +32,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def begin_with_torch_threads(number: int) -> None:
-    """Have torch compute with so many threads in this one, which has just begun; others keep the process's number."""
+    """Set the number of torch's threads for this new thread; later threads keep the process's number."""
     with _setting:
         of_process = torch.get_num_threads()
         if of_process != number:
@@ -43,7 +43,7 @@ def begin_with_torch_threads(number: int) -> None:
 
 
 def _forget_threads() -> None:
-    """Begin anew in a forked process, where nobody else would release the lock."""
+    """Make a new lock in a forked process, where nobody would release the old one."""
     global _setting  # noqa: PLW0603 - of the process
     _setting = threading.Lock()
 

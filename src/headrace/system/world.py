@@ -1,4 +1,4 @@
-"""The one place where rank and world size are found out."""
+"""The only place that determines rank and world size."""
 
 import os
 
@@ -46,14 +46,14 @@ def resolve(distributed: bool | World | None) -> World:
 
 
 def of_environment(distributed: bool | World | None) -> bool:
-    """Tell whether `resolve` looks at the environment, since there is nothing better."""
+    """Tell whether `resolve` reads the environment, since there is neither a `World` nor a process group."""
     return distributed in (None, True) and not (dist.is_available() and dist.is_initialized())
 
 
 def environment() -> dict[str, str | None]:
-    """Return the variables by which libraries find a rank's share, for workers; None for those that are not to be set.
+    """Return the environment variables from which libraries read rank and world size, for workers; None means unset.
 
-    Workers on other hosts have neither the rank's environment nor its process group, and may have another's.
+    Workers on other hosts have neither the rank's environment nor its process group, and may have those of another.
     """
     found = {name: os.environ.get(name) for name in _VARIABLES}
     if dist.is_available() and dist.is_initialized():

@@ -153,11 +153,11 @@ def test_what_another_thread_forks_meanwhile_keeps_nothing(three: Three, monkeyp
     fork, codes = os.fork, list[int]()
 
     def stranger() -> None:
-        held = [popen.rank_lives for popen in forks._underway] + [its.fileno() for _, its in three.pairs]
+        held = [popen.rank_lives for popen in forks._being_forked] + [its.fileno() for _, its in three.pairs]
         pid = fork()
         if not pid:
             links = {Path(f"/proc/self/fd/{one}").exists() for one in held}
-            os._exit(0 if links == {False} and not forks._lock.locked() and not forks._underway else 1)
+            os._exit(0 if links == {False} and not forks._lock.locked() and not forks._being_forked else 1)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     def interrupted() -> int:

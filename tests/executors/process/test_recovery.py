@@ -357,7 +357,7 @@ def test_where_no_process_can_be_had_it_is_an_error(tmp_path: Path) -> None:
             next(reader)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert any("nothing could take its place" in note for note in notes(caught))
+    assert any("it could not be replaced" in note for note in notes(caught))
     assert reader.broken
 
 

@@ -1,7 +1,7 @@
 """Local processes forked one right after the other.
 
-After a fork the rank's pages are copied when it writes to them, so that what Python does between two forks costs it a
-fifth of a fork. All of that is done before the first, or after the last.
+After a fork, each page that the rank writes to is copied. What Python does between two forks therefore costs a fifth of
+a fork. All of it is done before the first fork or after the last.
 """
 
 import fcntl
@@ -22,18 +22,18 @@ from typing import Any, NoReturn
 
 _lock = Lock()
 _forker = 0
-"""Which thread is in the middle of `fork_all`; 0 if none is."""
+"""The thread that runs `fork_all`; 0 if none does."""
 
-_underway: "list[_Popen]" = []
-"""What it is forking."""
+_being_forked: "list[_Popen]" = []
+"""The processes that it forks."""
 
 
 class Process(multiprocessing.Process):
-    """A process for `fork_all`; to whoever holds it later it is one like any other.
+    """A process for `fork_all`. Once started it behaves like any other process of multiprocessing.
 
     Args:
-        context: The multiprocessing context that would make one otherwise.
-        how: What its processes take.
+        context: The multiprocessing context whose processes it replaces.
+        how: The arguments of such a process.
     """
 
     def __init__(self, context: Any, **how: Any) -> None:
@@ -48,38 +48,40 @@ class Process(multiprocessing.Process):
 
 
 def forks_together(context: Any) -> bool:
-    """Tell whether what a multiprocessing context makes may as well be a `Process` from here."""
+    """Tell whether a `Process` can replace the processes of a multiprocessing context."""
     known = context.Process in (multiprocessing.Process, ForkProcess)
-    return context.get_start_method() == "fork" and known and sys.version_info < (3, 14)  # a new one does more there
+    return (
+        context.get_start_method() == "fork" and known and sys.version_info < (3, 14)
+    )  # 3.14 does more in a new process
 
 
 def fork_all(starting: Sequence[tuple[Process, Sequence[socket]]]) -> None:
-    """Fork processes, each with sockets of its own, which are closed here and in the others.
+    """Fork processes. The sockets of each are closed in this process and in the others.
 
     Raises:
-        OSError: The system refuses a process, or descriptors; those that there are have been started.
+        OSError: The system refuses a process, or descriptors. The processes forked before that have been started.
     """
-    global _forker  # noqa: PLW0603 - of the process: it is forked by one thread at a time
+    global _forker  # noqa: PLW0603 - one thread of the process forks at a time
     pids: list[int] = []
     with _lock:
         try:
             if current_process().daemon:
                 raise AssertionError("daemonic processes are not allowed to have children")
             for process, sockets in starting:
-                _underway.append(_Popen(process, sockets))
+                _being_forked.append(_Popen(process, sockets))
             _forker = get_ident()
             if gc.isenabled():
-                gc.collect(0)  # which each process would have to do soon, and it writes to what it looks at
+                gc.collect(0)  # or each child would do it soon, and collecting writes to every object
             for process, _ in starting:
                 util._flush_std_streams()  # type: ignore[attr-defined]
                 pid = os.fork()
                 if not pid:
-                    _live(process, _underway.pop(len(pids)))
+                    _run_child(process, _being_forked.pop(len(pids)))
                 pids.append(pid)
         finally:
             _forker = 0
-            popens = [*_underway]
-            _underway.clear()
+            popens = [*_being_forked]
+            _being_forked.clear()
             _close([popen.rank_lives for popen in popens])
             for _, sockets in starting:
                 _close(sockets)
@@ -89,12 +91,12 @@ def fork_all(starting: Sequence[tuple[Process, Sequence[socket]]]) -> None:
                 process.start()
 
 
-def _live(process: Process, popen: "_Popen") -> NoReturn:
-    """Be one of the processes."""
+def _run_child(process: Process, popen: "_Popen") -> NoReturn:
+    """Run one of the processes, in the child."""
     code = 1
     try:
-        os.sched_yield()  # to the rank, should it wait for this very CPU: it has more to fork
-        gc.freeze()  # what was inherited is shared for as long as nobody looks through it for garbage
+        os.sched_yield()  # to the rank, if it waits for this CPU: it has more to fork
+        gc.freeze()  # inherited objects stay shared as long as the garbage collector does not visit them
         os.close(popen.sentinel)
         _forget_others()
         code = process._bootstrap(parent_sentinel=popen.rank_lives)  # type: ignore[attr-defined]
@@ -103,26 +105,26 @@ def _live(process: Process, popen: "_Popen") -> NoReturn:
 
 
 def _forget_others() -> None:
-    """Close what belongs to the processes that are being forked, in one that is none of them."""
+    """Close the descriptors of the processes being forked, in a child that is none of them."""
     global _forker, _lock
-    for popen in _underway:
+    for popen in _being_forked:
         _close([popen.sentinel, popen.rank_lives, *popen.sockets])
-    _underway.clear()
+    _being_forked.clear()
     _forker, _lock = 0, Lock()
 
 
 def _in_any_child() -> None:
-    if get_ident() != _forker:  # another thread's, in the middle of `fork_all`
+    if get_ident() != _forker:  # another thread forked this child during `fork_all`
         _forget_others()
 
 
 class _Popen(popen_fork.Popen):
-    """What multiprocessing keeps of a process, made before there is one.
+    """The object that multiprocessing keeps for a process, made before the process exists.
 
     Attributes:
-        sockets: The process's own.
-        sentinel: At which the rank sees the process die.
-        rank_lives: At which the process sees the rank die.
+        sockets: The sockets of the process.
+        sentinel: The descriptor that tells the rank of the death of the process.
+        rank_lives: The descriptor that tells the process of the death of the rank.
     """
 
     def __init__(self, process: Process, sockets: Sequence[socket]) -> None:
@@ -135,23 +137,23 @@ class _Popen(popen_fork.Popen):
 
 
 def close_rank_end(process: BaseProcess) -> None:
-    """Close the rank's end of what tells a process that the rank lives, in another one that the rank has forked."""
+    """Close, in another child, the rank's end of the socket that tells `process` that the rank lives."""
     finalizer = getattr(getattr(process, "_popen", None), "finalizer", None)
-    if finalizer is not None and finalizer.still_active():  # which does nothing but in the rank
+    if finalizer is not None and finalizer.still_active():  # the finalizer itself runs in the rank only
         _close(finalizer._args)
 
 
 def end_with_rank(rank_lives: int) -> bool:
-    """Have the kernel end this process, a worker, whatever it is at, when the rank is gone; return whether it is there.
+    """Have the kernel kill this worker process when the rank ends, even during C code; return whether the rank lives.
 
-    That is when nobody holds the other end any more, through which nothing is ever sent. Signals that have a handler
-    wait for C code to end. What user code forks here inherits the descriptor, and gets no signal.
+    The rank has ended when nobody holds the other end of the socket, which carries no data. SIGKILL is used since a
+    signal with a handler waits until C code returns. Children of this process inherit the descriptor and get no signal.
 
     Args:
-        rank_lives: The end that multiprocessing gave this process.
+        rank_lives: The end of the socket that multiprocessing gave this process.
     """
     if sys.platform == "linux":
-        with suppress(OSError):  # the worker then finds out when it has nothing to do
+        with suppress(OSError):  # the worker then notices it between two tasks
             fcntl.fcntl(rank_lives, fcntl.F_SETOWN, os.getpid())
             fcntl.fcntl(rank_lives, fcntl.F_SETSIG, SIGKILL)
             fcntl.fcntl(rank_lives, fcntl.F_SETFL, fcntl.fcntl(rank_lives, fcntl.F_GETFL) | os.O_ASYNC)

@@ -1,4 +1,4 @@
-"""The rank's view of one worker process: its socket, what it owes, its shared memory, and how it ended."""
+"""The rank's view of one worker process: its socket, its unanswered tasks, its shared memory, and how it ended."""
 
 import socket
 import time
@@ -13,21 +13,21 @@ from headrace.errors import WorkerDied
 from headrace.executors.link.wire import LIVENESS_S, Assigned, Wire
 
 GRACE_S = 5.0
-"""How long workers that are told to stop may take before they are terminated, all together."""
+"""How long all workers together may take to end before they are terminated, in seconds; then before they are killed."""
 
 _STATES = {"R": "running", "S": "sleeping", "D": "in disk sleep", "T": "stopped", "t": "stopped by a debugger"}
 
 
 class Peer(Wire):
-    """One worker: its process, its socket, the tasks it has not answered, oldest first.
+    """One worker: its process, its socket, and the tasks that it has not answered, oldest first.
 
     Attributes:
         started: Whether the process was started.
-        ready: Whether it has unpickled its work, so that the next may be started.
-        up: Whether it is set up: what ends it from now on is a task.
-        false_starts: How many processes with the same number died, one after another, before they were up.
-        remark: What to add to the error about its end.
-        writes: Whether the rank waits until more can be sent.
+        ready: Whether it has unpickled its work; then the next worker may be started.
+        up: Whether it is set up; from then on, only a task can end it.
+        false_starts: How many processes with the same worker number died in a row before they were up.
+        remark: A note for the error about its death.
+        writes: Whether the rank waits until it can send more.
     """
 
     def __init__(self, worker: int, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
@@ -52,17 +52,17 @@ class Peer(Wire):
 
     @property
     def load(self) -> tuple[bool, bool, int]:
-        """What the peer that gets the next task has the least of.
+        """Its load; the peer with the least gets the next task.
 
-        That is a lost one that nobody replaced, so that the loss shows; then those that are up; then what is to be
-        done.
+        First comes a dead worker without a replacement, so that its death shows; then workers that are up; then those
+        with fewer tasks.
         """
         return self.open, not self.up, len(self.unanswered)
 
     def stopped(self) -> bool:
-        """Tell whether the process is stopped, and was when this was asked before, some time ago.
+        """Tell whether the process is stopped, and was already stopped at an earlier call.
 
-        Once is not enough: a job that is stopped and continued as a whole looks so for a moment.
+        One call is not enough: when a whole job is stopped and continued, its workers look stopped for a moment.
         """
         now_s, before_s = time.monotonic(), self._stopped_s
         self._stopped_s = None
@@ -71,44 +71,44 @@ class Peer(Wire):
         self._stopped_s = now_s if before_s is None else before_s
         return now_s - self._stopped_s >= LIVENESS_S / 2
 
-    def put_down(self) -> None:
-        """Kill a process that is lost but may be there: another is about to take its number."""
-        # Where SIGCHLD is ignored its number might belong to a stranger, so that the sentinel is asked first.
+    def kill(self) -> None:
+        """Kill the process of a lost worker, if it still exists: another is about to take its worker number."""
+        # Where SIGCHLD is ignored, another process may have its pid by now. The sentinel shows whether it has ended.
         if self.process.pid is not None and not connection.wait([self.process.sentinel], 0):
             self.process.kill()
 
     def close(self) -> None:
-        """Hang up, and let go of what only a reference cycle would keep."""
+        """Close the sockets, and drop the futures: they would be in a reference cycle."""
         super().close()
         self.unanswered.clear()
 
 
-def dismiss(peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
-    """Tell workers to stop, and see that they do, and that those are gone that were lost before."""
+def end_workers(peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+    """Tell workers to end, and wait for them and for the processes of lost workers."""
     for peer in peers:
         peer.close()
     _reap([one for one in (*(peer.process for peer in peers), *lost) if one.pid is not None])
 
 
 def _reap(processes: Sequence[BaseProcess]) -> None:
-    """Wait for processes that were told to stop, together; terminate, then kill, those that do not."""
+    """Wait for all processes that were told to end; terminate, then kill, those that do not."""
     waiting = list(processes)
     for hurry in (None, "terminate", "kill"):
         for process in waiting if hurry else ():
             getattr(process, hurry or "")()
         deadline = time.monotonic() + GRACE_S
         while waiting and (left := deadline - time.monotonic()) > 0:
-            # Where SIGCHLD is ignored only the sentinel tells that a process has ended.
+            # Where SIGCHLD is ignored, only the sentinel tells that a process has ended.
             ended = connection.wait([process.sentinel for process in waiting], left)
             waiting = [process for process in waiting if process.sentinel not in ended and process.is_alive()]
     for process in processes:
-        # The sentinel fires a moment before there is an exit status. The process is not closed: should the interpreter
-        # be about to end, multiprocessing would stumble over it.
+        # The sentinel fires a moment before there is an exit status. The process object is not closed: at the exit of
+        # the interpreter, multiprocessing would raise for a closed one.
         process.join(LIVENESS_S)
 
 
-def death(process: BaseProcess) -> WorkerDied:
-    """Wait for the end of a process that is ending, and return torch's error about it."""
+def death_error(process: BaseProcess) -> WorkerDied:
+    """Wait for a process that is ending, and return torch's error about its death."""
     if process.pid is not None:
         process.join(GRACE_S)
     code = process.exitcode
@@ -124,7 +124,7 @@ def death(process: BaseProcess) -> WorkerDied:
 
 
 def state_of(pid: int | None) -> str:
-    """Return the kernel's letter for what a process does: "R", "S", "D", "T"; "" where there is no telling."""
+    """Return the kernel's letter for the state of a process, such as "R", "S", "D" or "T"; "" where it is unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -132,7 +132,7 @@ def state_of(pid: int | None) -> str:
 
 
 def described(peer: Peer) -> str:
-    """Return a worker's number, its process and what that does."""
+    """Return a worker's number, its pid and the state of its process, as text."""
     state = state_of(peer.process.pid)
     what = f", {_STATES.get(state, f'in state {state}')}" if state else ""
     return f"worker {peer.worker} (pid {peer.process.pid}{what})"

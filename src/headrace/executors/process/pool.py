@@ -1,4 +1,4 @@
-"""Workers as local processes, each with a socket to the rank, and one more to pass descriptors."""
+"""Workers as local processes. Each has a socket to the rank, and a second one to pass descriptors."""
 
 import _thread
 import atexit
@@ -32,7 +32,7 @@ from headrace.executors.link.lending import Lender
 from headrace.executors.link.serving import Server, serve
 from headrace.executors.link.wire import LIVENESS_S, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, hang_up, no_answer
 from headrace.executors.process.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
-from headrace.executors.process.peer import Peer, death, described, dismiss
+from headrace.executors.process.peer import Peer, death_error, described, end_workers
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
@@ -42,23 +42,23 @@ from headrace.types import Task
 from headrace.worker.work import Work
 
 _LAST_MOMENT_S = 1.0
-"""How long the end of the interpreter waits for workers, all together."""
+"""How long the exit of the interpreter waits for all workers together, in seconds."""
 
 _worker_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-"""Those of workers that are not started yet, which other workers must not hold on to either, or nobody would see them
-die. A worker's own are taken out before it is forked."""
+"""The workers' ends of sockets, for workers that are not started yet. Other forked processes must close their copies:
+with an open copy, nobody would see that worker die. A worker's own ends are removed before it is forked."""
 
-_dismissals: set[threading.Lock] = set()
-"""For each pool whose workers are being dismissed: what is released when they have ended."""
+_endings: set[threading.Lock] = set()
+"""One lock for each pool whose workers are ending in the background; it is released when they have ended."""
 
 _processes: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
-"""The rank's workers: multiprocessing, at the exit of a process that was forked from the rank, would terminate them."""
+"""The rank's workers. In a process forked from the rank, multiprocessing would terminate them at its exit."""
 
 
 def _forget_workers() -> None:
     for end in list(_worker_ends):
         end.close()
-    _dismissals.clear()
+    _endings.clear()
     for process in list(_processes):
         close_rank_end(process)
     processes_of_python._children.difference_update(_processes)  # type: ignore[attr-defined]
@@ -92,23 +92,23 @@ class _ProcessPool(Pool):
         self._new_process = partial(Process, context) if self._together else context.Process
         self._payload: Payload | None = None
         self._owner = os.getpid()
-        keep_freed_memory()  # for batches that hold bytes or text; and what is forked inherits it
+        keep_freed_memory()  # for batches that hold bytes or text; forked workers inherit the setting
         self._peers: list[Peer] = []
-        self._lost: list[BaseProcess] = []  # not waited for yet
-        self._remark = ""  # what to add to the error about any worker's end, since the pool has given up
+        self._lost: list[BaseProcess] = []  # replaced, but not waited for yet
+        self._remark = ""  # a note for the errors about workers' deaths, once the pool has given up
         self._submitted = 0
         self._lender = Lender()
         self._selector = selectors.DefaultSelector()
         self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
         try:
-            # Forked workers inherit the work. Others get it pickled, once for all, unless it can only be inherited.
+            # Forked workers inherit the work. For others it is pickled once, unless it can only be inherited.
             payload = None
             if context.get_start_method() == "fork":
                 warn_before_fork(work.dataset)
-                accelerated()  # which they then know
+                accelerated()  # cached here for all workers
             else:
                 payload = _payload_of(work)
-                # Kept for those that replace others: they are to see what these saw.
+                # Kept for replacements: they must see the same work.
                 self._payload = payload if work.repeatable else None
             for worker in range(workers):
                 self._prepare(worker, payload)
@@ -139,14 +139,14 @@ class _ProcessPool(Pool):
         peer = Peer(worker, self._new_process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
         _processes.add(peer.process)
         peer.ready = payload is None
-        self._peers[worker : worker + 1] = [peer]  # the next, or in the place of one that was lost
+        self._peers[worker : worker + 1] = [peer]  # appended, or in place of a lost one
         self._unstarted.append((peer, [worker_end, worker_fds]))
         self._selector.register(rank_end, selectors.EVENT_READ, peer)
         if payload is not None:
             payload.send(rank_fds)
 
     def _start_workers(self) -> None:
-        """Start workers; of those that import and unpickle, no more at a time than there are CPUs."""
+        """Start workers. No more of them import and unpickle at the same time than there are CPUs."""
         if self._together:
             starting, self._unstarted = self._unstarted, deque()
             for peer, ends in starting:
@@ -189,7 +189,7 @@ class _ProcessPool(Pool):
         peer.unanswered.append(future)
         peer.hand([future], self._lender.lend(peer, len(peer.unanswered), self._peers))
         if not peer.open:
-            self._bury(peer)
+            self._give_up(peer)
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -201,10 +201,10 @@ class _ProcessPool(Pool):
             if left <= 0:
                 return False
             if not self._pump(left):
-                self._look_after_workers()
+                self._check_workers()
 
     def _pump(self, timeout_s: float) -> bool:
-        """Move bytes both ways until something happened; return whether it did."""
+        """Send and receive until something was sent or received, or the time is over; return whether something was."""
         for peer in self._peers:
             if peer.writes != bool(peer.outbox) and peer.open:
                 events = selectors.EVENT_READ | (0 if peer.writes else selectors.EVENT_WRITE)
@@ -221,8 +221,8 @@ class _ProcessPool(Pool):
                 self._start_more()
         return bool(ready)
 
-    def _look_after_workers(self) -> None:
-        """Find those that died, or were stopped, although their sockets do not tell."""
+    def _check_workers(self) -> None:
+        """Find workers that died or were stopped although their sockets do not show it."""
         self._check_owner()
         stopped = []
         with InterruptsHeld():
@@ -230,7 +230,7 @@ class _ProcessPool(Pool):
                 if peer.stopped():
                     stopped.append(described(peer))
                     peer.remark = "headrace: the worker had been stopped by SIGSTOP, and was killed for that"
-                    peer.put_down()
+                    peer.kill()
                 elif peer.process.is_alive():
                     continue
                 peer.receive()
@@ -247,7 +247,7 @@ class _ProcessPool(Pool):
     def _start_more(self) -> None:
         try:
             self._start_workers()
-        except OSError:  # no process is to be had
+        except OSError:  # the system refuses another process
             failed = [peer for peer in self._peers if peer.started and peer.process.pid is None]
             if not (failed and self.work.repeatable):
                 raise
@@ -255,12 +255,12 @@ class _ProcessPool(Pool):
                 self._lose(peer)
 
     def _lose(self, peer: Peer) -> None:
-        """Have what a lost worker owes computed by others, and let another process take its place."""
+        """Give the unanswered tasks of a lost worker to others, and replace it by another process."""
         self._check_owner()
         why = peer.garbled and no_answer(described(peer), peer.garbled)
         if why:
             peer.remark = f"headrace: {why}; it was killed for that"
-            peer.put_down()
+            peer.kill()
         false_starts = 0 if peer.up else peer.false_starts + 1
         if false_starts == MOST_FALSE_STARTS:
             peer.remark = self._remark = (
@@ -268,15 +268,15 @@ class _ProcessPool(Pool):
                 "do a task: unpickling the dataset, or worker_init_fn, may end them"
             )
         if self.broken or not self.work.repeatable or false_starts == MOST_FALSE_STARTS:
-            self._bury(peer)
+            self._give_up(peer)
             return
-        peer.put_down()
+        peer.kill()
         try:
             self._prepare(peer.worker, self._payload)
         except OSError as error:
             self._peers[peer.worker] = peer
-            peer.remark = f"headrace: nothing could take its place: {error}"
-            self._bury(peer)
+            peer.remark = f"headrace: it could not be replaced: {error}"
+            self._give_up(peer)
             return
         self._peers[peer.worker].false_starts = false_starts
         self._hang_up(peer)
@@ -289,26 +289,26 @@ class _ProcessPool(Pool):
             if future.deaths < MOST_DEATHS:
                 self._assign(future, min(self._peers, key=_load))
         if owed and owed[0].deaths == MOST_DEATHS:
-            self._blame(owed[0], peer)
+            self._fail_deadly_task(owed[0], peer)
         self.note_restart()
         if why:
             text = f"{why}. It is killed, another takes its place, and its tasks are computed again."
             warnings.warn(text, stacklevel=8)
 
-    def _bury(self, peer: Peer) -> None:
-        """Fail what a dead worker still owed: nobody takes its place."""
+    def _give_up(self, peer: Peer) -> None:
+        """Fail the unanswered tasks of a dead worker that is not replaced."""
         self._check_owner()
         self.breaks()
         peer.ready = True
         self._hang_up(peer)
         while peer.unanswered:
-            error = death(peer.process)
+            error = death_error(peer.process)
             if peer.remark or self._remark:
                 error.add_note(peer.remark or self._remark)
             peer.unanswered.popleft().fail(error)
 
-    def _blame(self, future: Assigned, peer: Peer) -> None:
-        error = death(peer.process)
+    def _fail_deadly_task(self, future: Assigned, peer: Peer) -> None:
+        error = death_error(peer.process)
         last = str(error.__cause__).partition(") ")[2]
         error.add_note(
             f"headrace: {name_task(self.work, future.task)} ended {future.deaths} workers; the last one {last}"
@@ -346,43 +346,43 @@ class _ProcessPool(Pool):
             self._payload = None
             peers, self._peers = self._peers, []
             lost, self._lost = self._lost, []
-            later = not peers or _dismiss_later(peers, lost)
+            later = not peers or _end_in_background(peers, lost)
         if not later:
-            dismiss(peers, lost)
+            end_workers(peers, lost)
 
 
-def _dismiss_later(peers: list[Peer], lost: list[BaseProcess]) -> bool:
-    """Have workers told to stop, and waited for, in the background; return whether that could be begun."""
-    if sys.is_finalizing():  # a thread begun now would never run
+def _end_in_background(peers: list[Peer], lost: list[BaseProcess]) -> bool:
+    """End workers in a background thread; return whether one could be started."""
+    if sys.is_finalizing():  # a new thread would never run
         return False
     ended = threading.Lock()
     ended.acquire()
-    _dismissals.add(ended)
-    # They are told when this thread has gone on: ending takes the CPUs that the user's code is about to need.
-    # `threading` would wait for the new thread, and take locks that whatever a finalizer interrupted may have.
+    _endings.add(ended)
+    # In the background, since ending takes CPU time that the user's code needs now. `threading` is not used: it waits
+    # until the thread runs, and takes locks that the code interrupted by a finalizer may hold.
     try:
-        _thread.start_new_thread(_dismiss, (ended, peers, lost))
-    except RuntimeError:  # there is no thread to be had
-        _dismissals.discard(ended)
+        _thread.start_new_thread(_end, (ended, peers, lost))
+    except RuntimeError:  # the system refuses another thread
+        _endings.discard(ended)
         return False
     return True
 
 
-def _dismiss(ended: threading.Lock, peers: list[Peer], lost: list[BaseProcess]) -> None:
+def _end(ended: threading.Lock, peers: list[Peer], lost: list[BaseProcess]) -> None:
     try:
-        dismiss(peers, lost)
+        end_workers(peers, lost)
     finally:
-        peers.clear()  # what they hold open is closed before anybody hears that they have ended
+        peers.clear()  # so that their descriptors are closed before the lock tells that they have ended
         lost.clear()
-        _dismissals.discard(ended)
+        _endings.discard(ended)
         ended.release()
 
 
 @atexit.register
 def let_workers_end(limit_s: float = _LAST_MOMENT_S) -> None:
-    """Wait for workers that are being dismissed: at its end the interpreter, or multiprocessing, would kill them."""
+    """Wait for workers that are ending: the interpreter or multiprocessing would kill them at the exit."""
     deadline = time.monotonic() + limit_s
-    for ended in list(_dismissals):
+    for ended in list(_endings):
         if ended.acquire(timeout=max(0.0, deadline - time.monotonic())):
             ended.release()
 
@@ -396,20 +396,20 @@ def _number(future: Assigned) -> int:
 
 
 def _payload_of(work: Work) -> Payload | None:
-    """Pickle the work for all workers; None if it holds what only a process being started may inherit."""
+    """Pickle the work for all workers; return None if it holds a part that can only be inherited."""
     try:
         return Payload(work)
-    except Exception:  # noqa: BLE001 - starting the process pickles it again, and raises what is really wrong
+    except Exception:  # noqa: BLE001 - starting a process pickles it again, and raises the real error
         return None
 
 
 def _worker_main(
     end: socket.socket, descriptors: socket.socket, work: Work | None, worker_id: int, workers: int
 ) -> None:
-    """Answer tasks until the rank hangs up or dies."""
+    """Answer tasks until the rank closes the socket or dies; the body of a worker process."""
     where = f"in DataLoader worker process {worker_id}"
     rank = os.getppid()
-    # An interrupt before the first or after the last line in here would end in a traceback of multiprocessing's.
+    # Outside of this block, a Ctrl-C would end in a traceback from multiprocessing.
     with suppress(KeyboardInterrupt, BrokenPipeError, ConnectionResetError), Interruptible():
         parent = multiprocessing.parent_process()
         if parent is not None and not end_with_rank(parent.sentinel):
@@ -417,10 +417,10 @@ def _worker_main(
         if work is None:
             keep_freed_memory()
             work = receive(descriptors)
-            end.sendall(EMPTY_FRAME)  # ready: the next worker may be started
+            end.sendall(EMPTY_FRAME)  # ready
         ring = Ring(descriptors)
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
         server = Server(work, worker_id, workers, ring, where)
-        end.sendall(EMPTY_FRAME)  # up: whatever ends this process from now on is a task
+        end.sendall(EMPTY_FRAME)  # up
         serve(end, ring, server, lambda: os.getppid() == rank)
