@@ -127,7 +127,7 @@ def _copy(
         began_s = time.perf_counter() - answers.received_s
         try:
             event = Event(label, _copied(ray, answers, calls, buffers), None, time.perf_counter() - began_s)
-        except Exception as error:  # noqa: BLE001 - it is dealt with in the rank
+        except Exception as error:  # noqa: BLE001 - the rank handles it
             event = Event(label, None, error)
         events.put(event)
         del job, answers, calls, label, event  # in this thread: Ray takes longer to free an object than to copy it

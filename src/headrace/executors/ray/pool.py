@@ -181,7 +181,7 @@ class RayPool(Pool):
         return self._peers[peer.worker] is peer and not peer.lost
 
     def _give_up(self, raise_final: Callable[[], NoReturn]) -> None:
-        """Stop all work: all tasks, also later ones, call `raise_final`."""
+        """Stop all work: all tasks, also later ones, call `raise_final`, which raises the error."""
         self.breaks()
         self._raise_final = self._raise_final or raise_final
         for future in [*self._dispatcher.queued(), *(one for peer in self._peers for one in peer.unanswered)]:
@@ -228,7 +228,7 @@ class RayPool(Pool):
         if error is None and what == "answered":
             try:
                 answers = peer.receive_results(rest, event.outcome, self._copier.get_arrived)
-            except Exception as lost:  # noqa: BLE001 - it is dealt with below
+            except Exception as lost:  # noqa: BLE001 - it is handled below
                 error = lost
             else:
                 messages, memories, received_s = answers.messages, (), answers.received_s
