@@ -108,7 +108,7 @@ def test_small_batches_come_in_pieces_of_several(
     dataset = [[torch.randn(one) for one in (size if isinstance(size, tuple) else (size,))] for size in sizes]
     work = Work(dataset, default_convert, batched=False, plan=Plan(Sequential(), len(dataset)))
     actor, peer = Actor(), a_peer()
-    monkeypatch.setattr(pickling, "_second", None)  # and what else a worker does to its process is undone
+    monkeypatch.setattr(pickling, "_fallback", None)  # and what else a worker does to its process is undone
     monkeypatch.setattr(torch_worker, "_worker_info", None)
     futures = [asked(number) for number in range(len(sizes))]
     with callers_generators_kept():
