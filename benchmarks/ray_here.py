@@ -1,4 +1,4 @@
-"""What the benchmarks on Ray share: one Ray, workers that stay, and Ray Data's way through the same dataset."""
+"""Shared by the benchmarks on Ray: one cluster, loaders with persistent workers, and Ray Data on the same dataset."""
 
 import importlib
 import logging
@@ -16,23 +16,23 @@ from torch.utils.data import Dataset
 from headrace import DataLoader, RayExecutor
 
 CPUS = 16
-"""What this machine is said to have: the workers of these benchmarks wait, or move bytes, more than they compute."""
+"""The number of CPUs that the cluster is told: workers of these benchmarks mostly wait or move bytes."""
 
 WORKERS = 4
 
 HOST = RayExecutor(num_cpus=0.25, idle_s=600, start_timeout_s=300)
-"""Workers that hand batches over in shared memory, as they do on the rank's own machine."""
+"""Workers that send batches in shared memory, as on the rank's own machine."""
 
 STORE = RayExecutor(num_cpus=0.25, idle_s=600, start_timeout_s=300, shared_memory=False)
-"""The same as if they were elsewhere: through Ray's object store."""
+"""Workers that send batches through Ray's object store, as from another machine."""
 
 PLANES = {"Ray in shared memory": HOST, "Ray through its store": STORE}
 
 
 def ray_here() -> Any:
-    """Return the module `ray`; the one that runs serves all benchmarks, as do its actors, one after another."""
+    """Return the module `ray`, connected. All benchmarks share one cluster, and its actors one after another."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    warnings.filterwarnings("ignore", r".*Ray workers have come up")  # they are waited for
+    warnings.filterwarnings("ignore", r".*Ray workers have come up")  # `warm` waits for them
     ray = importlib.import_module("ray")
     if not ray.is_initialized():
         ray.init("local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -40,7 +40,7 @@ def ray_here() -> Any:
 
 
 def missing(*modules: str) -> bool:
-    """Tell whether one of some modules cannot be imported, and if so print what is left out."""
+    """Tell whether one of the modules cannot be imported; if so, print that its rows are left out."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -51,26 +51,26 @@ def missing(*modules: str) -> bool:
 
 
 def has_data() -> bool:
-    """Tell whether Ray Data can be compared with."""
+    """Tell whether Ray Data can be imported."""
     return not missing("pandas", "pyarrow")
 
 
 def on_ray(
     dataset: Dataset[Any], batch_size: int | None, executor: RayExecutor, workers: int = WORKERS, **options: Any
 ) -> DataLoader[Any]:
-    """Make one of ours whose workers stay from epoch to epoch."""
+    """Make a headrace loader whose workers stay from epoch to epoch."""
     given: dict[str, Any] = {"persistent_workers": True, "executor": executor} | options
     return DataLoader(dataset, batch_size, num_workers=workers, **given)
 
 
 def on_torch(dataset: Dataset[Any], batch_size: int | None, **options: Any) -> Torch[Any]:
-    """Make one of torch's, on this machine. Its workers come from a server: a process with Ray in it must not fork."""
+    """Make a torch loader on this machine. It uses a fork server, since a process that runs Ray must not fork."""
     given: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "forkserver"} | options
     return Torch(dataset, batch_size, num_workers=WORKERS, **given)
 
 
 def warm(loader: Any) -> Any:
-    """Return a loader that has read an epoch with all of its workers: they are up, and have their slots."""
+    """Read epochs until one began with all workers up, so that they have their slots; return the loader."""
     while True:
         reader = iter(loader)
         ready = all(peer.up for peer in reader._pool._peers)
@@ -81,14 +81,14 @@ def warm(loader: Any) -> Any:
 
 
 class Blocks:
-    """The same samples in Ray Data: one task reads and stacks what becomes a block, a batch at a time.
+    """The same samples in Ray Data: each task reads and stacks one block, a batch at a time.
 
     Args:
-        dataset: Whose samples are arrays or tensors.
-        batches: How many to make of them.
-        batch_size: Samples in each.
-        workers: How many tasks at a time.
-        blocks: How many tasks in all.
+        dataset: Its samples are arrays or tensors.
+        batches: The number of batches.
+        batch_size: The number of samples in a batch.
+        workers: The number of tasks at a time.
+        blocks: The number of all tasks.
     """
 
     def __init__(self, dataset: Any, batches: int, batch_size: int, workers: int, blocks: int) -> None:
@@ -106,20 +106,20 @@ class Blocks:
 
 
 def stack(dataset: Any, rows: dict[str, Any]) -> dict[str, Any]:
-    """Make one batch for Ray Data, whose tensors are fastest as arrays."""
+    """Make a batch for Ray Data, as an array, which it moves faster than a tensor."""
     return {"batch": np.stack([np.asarray(dataset[int(index)]) for index in rows["id"]])}
 
 
 def clocked(read: Callable[[], Iterator[Any]], uncounted: int) -> tuple[float, ...]:
-    """Read an epoch.
+    """Time an epoch.
 
     Args:
-        read: Begins it.
-        uncounted: How many batches the clock waits for in the first two figures.
+        read: Starts the epoch.
+        uncounted: The number of first batches that the first two figures leave out.
 
     Returns:
-        Milliseconds per batch; the rank's CPU microseconds per batch; milliseconds of the whole epoch, its start
-        included, over its batches; and milliseconds to the first batch.
+        Milliseconds per batch; the rank's CPU microseconds per batch; milliseconds of the whole epoch with its start,
+        divided by its batches; and milliseconds to the first batch.
     """
     began = time.perf_counter()
     reader = read()

@@ -1,4 +1,4 @@
-"""How late the stream is when a worker on Ray is killed, or the node of half of the workers, beside no kill."""
+"""The delay of a batch when a Ray worker is killed, or the node of half of the workers, compared with no kill."""
 
 import gc
 import importlib
@@ -22,14 +22,14 @@ from headrace.executors.ray.idle import IDLE_ACTORS
 KILLS, NODE_KILLS = 10, 5
 
 AFTER = 6 * WORKERS
-"""Batches in which the longest gap is looked for: those that were asked for before a kill, and as many again."""
+"""The number of batches whose longest gap counts: those requested before a kill, and as many again."""
 
 
 class Timed(Dataset[torch.Tensor]):
-    """Samples that take a while, and say which process made them.
+    """Samples that take some time; each is the id of the process that made it.
 
     Args:
-        task_s: How long, in seconds.
+        task_s: The time of a sample, in seconds.
     """
 
     def __init__(self, task_s: float) -> None:
@@ -44,10 +44,10 @@ class Timed(Dataset[torch.Tensor]):
 
 
 class Stream:
-    """An epoch that is read while workers come and go.
+    """An epoch that is read while workers die and start.
 
     Args:
-        reader: Of a loader of `Timed`.
+        reader: The reader of a loader of `Timed`.
     """
 
     def __init__(self, reader: Iterator[Any]) -> None:
@@ -58,7 +58,7 @@ class Stream:
         self._recent.append(int(next(self._reader)))
 
     def longest(self, event: Callable[[], object] | None = None) -> float:
-        """Read batches after an event; return the longest that one took, in milliseconds."""
+        """Read batches after an event; return the longest time for a batch, in milliseconds."""
         longest, began = 0.0, time.perf_counter()
         if event is not None:
             event()
@@ -69,24 +69,24 @@ class Stream:
         return longest * 1e3
 
     def complete(self) -> None:
-        """Read on until all workers, and no others, have just taken part."""
+        """Read on until the last batches come from all workers, one from each."""
         while len(set(self._recent)) < WORKERS:
             self._next()
 
     def due(self) -> int:
-        """Return the process whose batch is due next: of those that take turns the one that was last heard of first."""
+        """Return the process of the next batch: workers take turns, so it is the one whose last batch is the oldest."""
         return self._recent[0]
 
 
 def rows(name: str, gaps: list[tuple[float, float]]) -> list[Row]:
-    """Compare the longest gaps after kills with those before them: the median, and the longest of all."""
+    """Compare the longest gaps after kills with those before: their median, and the longest of all."""
     after, before = [(gap,) for gap, _ in gaps], [(gap,) for _, gap in gaps]
     found = compared({name: "ms"}, after, before, "nobody killed")
     return found + compared({f"{name}, longest of {len(gaps)}": "ms"}, [max(after)], [max(before)], "nobody killed")
 
 
 def killed(executor: RayExecutor, task_s: float) -> list[tuple[float, float]]:
-    """Kill one worker after another, each time the one whose batch is due; return the longest gaps after and before."""
+    """Kill workers, each time the one of the next batch; return the longest gaps after and before."""
     stream = Stream(iter(on_ray(Timed(task_s), 1, executor, seed=0)))
     gaps = []
     for _ in range(KILLS):
@@ -98,7 +98,7 @@ def killed(executor: RayExecutor, task_s: float) -> list[tuple[float, float]]:
 
 
 def node_killed(cluster: Any, executor: RayExecutor, task_s: float) -> list[tuple[float, float]]:
-    """Kill the second node again and again, half of the workers on it; return the longest gaps after and before."""
+    """Kill the second node, with half of the workers, several times; return the longest gaps after and before."""
     executor = replace(executor, resources={"seat": 1})
     gaps = []
     for _ in range(NODE_KILLS):
@@ -116,7 +116,7 @@ def node_killed(cluster: Any, executor: RayExecutor, task_s: float) -> list[tupl
 
 
 def ray_recovery() -> Iterator[Row]:
-    """Compare the longest that a batch takes after a kill with the same stream's longest before."""
+    """Compare the longest time of a batch after a kill with the longest before it in the same stream."""
     if missing("ray"):
         return
     ray = ray_here()

@@ -1,4 +1,4 @@
-"""Workers on Ray that wait for their data: how near W of them come to W times the batches, beside Ray Data."""
+"""Throughput of W Ray workers that wait for their data, compared with W times one worker's, and with Ray Data."""
 
 import time
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from benchmarks.rows import Row, compared, in_turn
 RUNS = 7
 SAMPLE_S, BATCH = 0.02, 16
 WORKERS = (16, 8, 4, 2, 1)
-"""The largest first: the others find its actors."""
+"""The largest first: the others use its actors again."""
 
 ROUNDS = 6
-"""How many batches each worker makes while the clock runs."""
+"""The number of timed batches of each worker."""
 
 
 class Remote(Dataset[torch.Tensor]):
@@ -36,7 +36,7 @@ class Remote(Dataset[torch.Tensor]):
 
 
 def per_batch(loader: Any, first: int) -> tuple[float, ...]:
-    """Return the milliseconds per batch after the first ones: whole rounds, since all workers end one together."""
+    """Return the milliseconds per batch after the first ones, in whole rounds, which all workers end together."""
     reader = iter(loader)
     for _ in islice(reader, first):
         pass
@@ -46,7 +46,7 @@ def per_batch(loader: Any, first: int) -> tuple[float, ...]:
 
 
 def ideal(dataset: Remote, workers: int) -> tuple[float, ...]:
-    """Return a W-th of what the samples of a batch take in a plain loop, in milliseconds: some more than 320 ms."""
+    """Return the time of a batch in a plain loop, some more than 320 ms, divided by W, in milliseconds."""
     start = time.perf_counter()
     for index in range(ROUNDS * BATCH):
         dataset[index]
@@ -54,9 +54,9 @@ def ideal(dataset: Remote, workers: int) -> tuple[float, ...]:
 
 
 def ray_scaling() -> Iterator[Row]:
-    """Compare with the most that there could be, a batch's time over W; and with W tasks at a time in Ray Data.
+    """Compare with the ideal, a batch's time divided by W, and with Ray Data with W tasks at a time.
 
-    Ray Data comes last: for seconds after its epoch its workers, called idle, keep a CPU busy.
+    Ray Data comes last: its idle workers keep a CPU busy for seconds after its epoch.
     """
     if missing("ray"):
         return
@@ -65,7 +65,7 @@ def ray_scaling() -> Iterator[Row]:
     for workers in WORKERS:
         dataset, first = remote(workers)
         for plane, executor in PLANES.items():
-            ours = None  # its actors serve the next
+            ours = None  # the next loader uses its actors
             ours = warm(on_ray(dataset, BATCH, executor, workers))
             ways = {"ours": partial(per_batch, ours, first), "ideal": partial(ideal, dataset, workers)}
             taken = in_turn(ways, RUNS)
@@ -85,6 +85,6 @@ def ray_scaling() -> Iterator[Row]:
 
 
 def remote(workers: int) -> tuple[Remote, int]:
-    """Return a dataset for so many workers, and how many of its batches the clock waits for."""
+    """Return a dataset for this number of workers, and the number of its first batches that are not timed."""
     first = max(2, workers)
     return Remote((first + ROUNDS * workers) * BATCH), first

@@ -1,4 +1,4 @@
-"""Moving batches from workers on Ray: in shared memory or through its store, beside torch's and Ray Data."""
+"""Transfer of batches from Ray workers, in shared memory or through Ray's store, compared with torch and Ray Data."""
 
 import gc
 from collections.abc import Iterator
@@ -13,21 +13,21 @@ from benchmarks.rows import Row, Runs, compared, in_turn
 
 RUNS = 7
 SMALL = 1000
-"""Small batches in an epoch."""
+"""The number of small batches in an epoch."""
 
 BLOCKS = 8
-"""Tasks of Ray Data for an epoch: with as many as there are batches it takes two to four times as long."""
+"""The number of Ray Data's tasks in an epoch: with one for each batch it takes two to four times as long."""
 
 
 def measured(dataset: Repeated, batch_size: int | None, name: str, rival: Any, **options: Any) -> dict[str, Runs]:
-    """Return what `clocked` does, for a rival and for ours on both planes.
+    """Return the results of `clocked` for a rival, and for headrace on both planes.
 
     Args:
-        dataset: Read by all.
-        batch_size: Samples in a batch, stacked by default collation; None for a sample that is one.
-        name: The rival's.
-        rival: What its epoch is read from.
-        options: Of ours.
+        dataset: The dataset of all.
+        batch_size: The number of samples in a batch, or None if each sample is a batch.
+        name: The name of the rival.
+        rival: The rival's loader.
+        options: Options of headrace's loader.
     """
     for _ in rival:  # its worker processes start
         pass
@@ -40,9 +40,9 @@ def measured(dataset: Repeated, batch_size: int | None, name: str, rival: Any, *
 
 
 def ray_transfer() -> Iterator[Row]:
-    """Compare what a batch takes, of the epoch and of the rank's CPU; and, with Ray Data, an epoch from its start.
+    """Compare the time and the rank's CPU time of a batch; with Ray Data, the time of a whole epoch.
 
-    Ray Data comes last: for seconds after its epoch its workers, called idle, keep a CPU busy.
+    Ray Data comes last: its idle workers keep a CPU busy for seconds after its epoch.
     """
     if missing("ray"):
         return
@@ -67,7 +67,7 @@ def ray_transfer() -> Iterator[Row]:
 
 
 def ray_small() -> Iterator[Row]:
-    """Compare small batches that are ready, where messages are all there is, or most of it."""
+    """Compare small batches that take no time to make, so that messages are all or most of the cost."""
     if missing("ray"):
         return
     ray_here()
@@ -83,7 +83,7 @@ def ray_small() -> Iterator[Row]:
 
 
 def ray_second_epoch() -> Iterator[Row]:
-    """Compare the time to an epoch's first batch, where there was one before."""
+    """Compare the time to the first batch of a second epoch."""
     if missing("ray"):
         return
     ray_here()

@@ -45,6 +45,7 @@ def main():
     if dist.get_rank() == 0:
         right, count = right_and_all.tolist()
         print(f"accuracy {right / count:.4f} on {count:.0f} of {len(test)} test samples")
+    del model  # else it holds the last reference to the group, and torch can deadlock when it frees both
     dist.destroy_process_group()
 
 

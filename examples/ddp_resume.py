@@ -62,6 +62,7 @@ def main(path):
     if dist.get_rank() == 0:
         weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
         print(f"after {steps} steps of this run the weights are {hashlib.sha256(weights).hexdigest()}")
+    del model  # else it holds the last reference to the group, and torch can deadlock when it frees both
     dist.destroy_process_group()
 
 

@@ -75,6 +75,7 @@ def main():
     if dist.get_rank() == 0:
         loss, trained, right, tested = figures.tolist()
         print(f"accuracy {right / tested!r}, loss {loss / trained!r}, {seconds:.1f} s")
+    del model  # else it holds the last reference to the group, and torch can deadlock when it frees both
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""What tests must know about the Ray that they share."""
+"""Loaders on the Ray cluster that all tests share, and the processes of that cluster."""
 
 import sys
 from dataclasses import replace
@@ -11,11 +11,11 @@ from headrace import DataLoader, RayExecutor
 from headrace.executors.ray.pool import RayPool
 
 RAY = RayExecutor(num_cpus=0.5, idle_s=120)
-"""What tests run on: its actors go from test to test, since each takes seconds to start."""
+"""The tests' executor. Its actors serve one test after another, since each takes seconds to start."""
 
 STORE = replace(RAY, shared_memory=False)
 PLANES = {"slots": RAY, "store": STORE}
-"""The two ways that a batch may take to the rank."""
+"""The two ways of a batch to the rank: in shared memory, and through Ray's object store."""
 
 
 def a_loader(dataset: Any, executor: RayExecutor = RAY, **options: Any) -> DataLoader[Any]:
@@ -25,19 +25,19 @@ def a_loader(dataset: Any, executor: RayExecutor = RAY, **options: Any) -> DataL
 
 
 def undisturbed(dataset: Any, **options: Any) -> list[Any]:
-    """Return what it is to yield."""
+    """Return the batches that a loader of the dataset should yield, flattened."""
     return [
         flat(batch) for batch in DataLoader(dataset, **{"batch_size": 3, "seed": 3, "executor": "inline"} | options)
     ]
 
 
 def ray_runs() -> bool:
-    """Tell whether this process has joined a Ray."""
+    """Tell whether this process has joined a Ray cluster."""
     return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 
 def is_rays(process: psutil.Process) -> bool:
-    """Tell whether a process is one of Ray's own, or of its workers."""
+    """Tell whether a process belongs to Ray, or was started by one that does."""
     family = [process, *process.parents()]
     return any(one.name() in ("raylet", "gcs_server") or "/ray/" in " ".join(one.cmdline()[:3]) for one in family)
 
@@ -55,7 +55,7 @@ def ray_actors() -> list[psutil.Process]:
 
 
 def pids_of(reader: Any) -> list[int]:
-    """Return the processes of a reader's actors that are up."""
+    """Return the process ids of a reader's workers that are up."""
     pool = getattr(reader, "_pool", None)
     peers = list(pool._peers) if isinstance(pool, RayPool) else []
-    return [peer.begun.pid for peer in peers if peer.up and peer.begun is not None]
+    return [peer.setup_result.pid for peer in peers if peer.up and peer.setup_result is not None]

@@ -110,6 +110,7 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
             "tail": [Wrong("wrap", ValueError), Wrong(None, ValueError)],
             "seed": [Wrong(-1, ValueError), Wrong(None, TypeError)],
             "in_runs": [Wrong("yes", TypeError)],
+            "batching": [Wrong("even", TypeError), Wrong(dict, TypeError)],
         },
     ),
     Deferred: (
@@ -118,6 +119,7 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
             "factory": [Wrong(7, TypeError), Wrong(lambda one: one, TypeError, "factory=<function .* is not allowed")],
             "length": [Wrong(-1, ValueError), Wrong("5", TypeError)],
             "iterable": [Wrong("yes", TypeError), Wrong(None, TypeError)],
+            "order": [Wrong("shuffled", TypeError), Wrong([1, 0], TypeError)],
         },
     ),
     PackedList: ({}, {"items": [Wrong(7, TypeError), Wrong(None, TypeError)]}),

@@ -315,29 +315,29 @@ class Loans:
 
 
 class BufferPool:
-    """The rank's own memory for batches from other machines. A buffer is reused when the last view of it dies.
+    """The rank's own memory for batches that come through Ray. A buffer is reused when the last view of it dies.
 
     Args:
-        spare: How many unused buffers are kept.
+        spare: The number of unused buffers that are kept.
     """
 
     def __init__(self, spare: int) -> None:
         self._spare = spare
-        self._pieces: dict[int, tuple[Mapping, _LeaseReference]] = {}
+        self._buffers: dict[int, tuple[Mapping, _LeaseReference]] = {}
         self._returned: deque[_LeaseReference] = deque()  # filled from any thread
-        self._made = 0
+        self._count = 0
 
     def take(self, size: int) -> memoryview:
         """Return memory of `size` bytes.
 
         Raises:
-            SlotTooLarge: The system refuses it.
+            SlotTooLarge: The system does not provide it.
         """
         wanted, mapping = _rounded(size), None
         while self._returned and (mapping is None or len(self._returned) > self._spare):
-            piece, _ = self._pieces.pop(self._returned.popleft().slot)
-            if wanted <= piece.size <= 4 * wanted:
-                mapping = piece
+            buffer, _ = self._buffers.pop(self._returned.popleft().slot)
+            if wanted <= buffer.size <= 4 * wanted:
+                mapping = buffer
         if mapping is None:
             descriptor = anonymous_file(wanted)
             try:
@@ -346,14 +346,14 @@ class BufferPool:
                 os.close(descriptor)
         lease = mapping.lease()
         watch = _LeaseReference(lease, self._returned.append)
-        watch.slot = self._made
-        self._pieces[self._made] = mapping, watch
-        self._made += 1
+        watch.slot = self._count
+        self._buffers[self._count] = mapping, watch
+        self._count += 1
         return memoryview(lease).cast("B")[:size]
 
     def sizes(self) -> list[int]:
         """Return the sizes of the buffers, in bytes."""
-        return [mapping.size for mapping, _ in list(self._pieces.values())]
+        return [mapping.size for mapping, _ in list(self._buffers.values())]
 
 
 @functools.cache

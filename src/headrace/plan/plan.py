@@ -1,6 +1,5 @@
 """The plan: which rank reads which samples at which step, as a pure function."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +71,7 @@ class Plan:
     tail: Tail = "pad"
     seed: int = 0
     in_runs: bool = False
-    batching: Callable[[int, int, int, Tail], Batching] = EvenBatches
+    batching: type[Batching] = EvenBatches
     samples: int = field(init=False)
     _batches: Batching = field(init=False, repr=False, compare=False)
     _epochs: dict[int, EpochOrder] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -93,6 +92,8 @@ class Plan:
         if self.tail not in TAILS:
             bad_value("tail", self.tail, f"one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
         object.__setattr__(self, "samples", self.order.samples(self.length))
+        if not (isinstance(self.batching, type) and issubclass(self.batching, Batching)):
+            bad_type("batching", self.batching, "a subclass of Batching", "Leave it out for batches of equal size.")
         batches = self.batching(self.samples, self.world.size, self.batch_size, self.tail)
         object.__setattr__(self, "_batches", batches)
 

@@ -12,7 +12,8 @@ from comparable import flat
 from executors.contract_datasets import Squares
 from headrace import RayExecutor
 from headrace.executors.ray import events as ray_events
-from headrace.executors.ray.peer import Asked, RayPeer
+from headrace.executors.ray.actor import Answers
+from headrace.executors.ray.peer import RayFuture, RayPeer
 from headrace.memory.slots import BufferPool
 from rays import PLANES, STORE, a_loader, undisturbed
 from waiting import LIMIT_S, wait_until
@@ -27,7 +28,7 @@ def in_bundles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     alone = RayPeer.next_bundle
 
-    def counted(peer: RayPeer) -> list[Asked]:
+    def counted(peer: RayPeer) -> list[RayFuture]:
         some = alone(peer)
         counts.append(len(some))
         return some
@@ -90,13 +91,13 @@ class Growing(Dataset[torch.Tensor]):
 def test_batches_of_any_size_come_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Along with the answer, in pieces that are as many as the batch before needed, or through the store."""
     asked: list[int] = []
-    ask = RayPeer.ask
+    ask = RayPeer.send_call
 
     def told(peer: RayPeer, some: Any) -> list[Any]:
         asked.append(peer.pieces)
         return ask(peer, some)
 
-    monkeypatch.setattr(RayPeer, "ask", told)
+    monkeypatch.setattr(RayPeer, "send_call", told)
     options = {"batch_size": None, "shuffle": False}
     loader = a_loader(Growing(), STORE, num_workers=1, persistent_workers=True, prefetch_factor=1, **options)
     reader = iter(loader)
@@ -112,10 +113,10 @@ def test_a_batch_whose_pieces_are_not_found_is_computed_again(monkeypatch: pytes
     missing = [nowhere.__len__.remote()]
     copy = ray_events.Copier.copy
 
-    def partly(copier: Any, answers: Any, calls: Any, what: Any) -> None:
-        copy(copier, answers, calls if answers.slots or not missing else [calls[0], missing.pop()], what)
+    def partly(copier: Any, answers: Any, calls: Any, label: Any) -> None:
+        copy(copier, answers, calls if answers.slots or not missing else [calls[0], missing.pop()], label)
 
-    monkeypatch.setattr(ray_events, "_THERE_S", 0.01)
+    monkeypatch.setattr(ray_events, "_GET_TIMEOUT_S", 0.01)
     monkeypatch.setattr(ray_events.Copier, "copy", partly)
     dataset = TensorDataset(torch.randn(60, 10_000))
     loader = a_loader(dataset, STORE)
@@ -127,15 +128,15 @@ def test_a_batch_whose_pieces_are_not_found_is_computed_again(monkeypatch: pytes
 def test_small_batches_in_pieces_that_are_not_found_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = sys.modules["ray"]
     nowhere = ray.remote(Growing).options(resources={"what no node has": 1}).remote()
-    found = ray_events.Copier.found
+    found = ray_events.Copier.get_arrived
     asked: list[int] = []
 
     def once(copier: Any, calls: Any) -> Any:
         asked.append(len(calls))
         return found(copier, calls if len(asked) != 2 else [*calls[:-1], nowhere.__len__.remote()])
 
-    monkeypatch.setattr(ray_events, "_THERE_S", 0.01)
-    monkeypatch.setattr(ray_events.Copier, "found", once)
+    monkeypatch.setattr(ray_events, "_GET_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(ray_events.Copier, "get_arrived", once)
     dataset = TensorDataset(torch.randn(2000, 2000))
     options = {"batch_size": None}
     loader = a_loader(dataset, STORE, prefetch_factor=32, **options)
@@ -156,11 +157,11 @@ def test_a_pool_that_closes_waits_for_what_is_being_copied(monkeypatch: pytest.M
         return []
 
     monkeypatch.setattr(ray_events, "_copied", copied)
-    bell = ray_events.EventQueue()
-    copier = ray_events.Copier(None, bell, BufferPool(1))
-    copier.copy(None, [], None)  # type: ignore[arg-type]
+    events = ray_events.EventQueue()
+    copier = ray_events.Copier(None, events, BufferPool(1))
+    copier.copy(Answers([], [], [], 0.0), [], None)
     assert begun.wait(LIMIT_S)
     copier.close()
     assert done.is_set()
     assert not copier._thread.is_alive()
-    bell.close()
+    events.close()

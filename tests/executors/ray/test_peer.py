@@ -13,9 +13,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 from headrace.executors.link.frames import frame
 from headrace.executors.link.wire import TAIL, Wire
-from headrace.executors.ray.actor import PIECE_BYTES, Actor, Answers, Begun, Setup, pickled, versions
+from headrace.executors.ray.actor import PIECE_BYTES, Actor, Answers, Setup, SetupResult, pickled, versions
 from headrace.executors.ray.events import CopiedSlots
-from headrace.executors.ray.peer import Asked, RayPeer
+from headrace.executors.ray.peer import RayFuture, RayPeer
 from headrace.memory import pickling
 from headrace.memory.codec import SlotWriter
 from headrace.memory.pickling import Pickler
@@ -33,13 +33,13 @@ def a_peer() -> RayPeer:
     return peer
 
 
-def asked(number: int, deaths: int = 0) -> Asked:
-    future = Asked(PlanTask(0, number), number, Pickler, Work([], default_collate, batched=True), None)
+def asked(number: int, deaths: int = 0) -> RayFuture:
+    future = RayFuture(PlanTask(0, number), number, Pickler, Work([], default_collate, batched=True), None)
     future.deaths = deaths
     return future
 
 
-def give(peer: RayPeer, *futures: Asked) -> None:
+def give(peer: RayPeer, *futures: RayFuture) -> None:
     for future in futures:
         future.holders.append(peer)
         peer.unanswered.append(future)
@@ -108,12 +108,12 @@ def test_small_batches_come_in_pieces_of_several(
     dataset = [[torch.randn(one) for one in (size if isinstance(size, tuple) else (size,))] for size in sizes]
     work = Work(dataset, default_convert, batched=False, plan=Plan(Sequential(), len(dataset)))
     actor, peer = Actor(), a_peer()
-    monkeypatch.setattr(pickling, "_second", None)  # and what else a worker does to its process is undone
+    monkeypatch.setattr(pickling, "_fallback", None)  # and what else a worker does to its process is undone
     monkeypatch.setattr(torch_worker, "_worker_info", None)
     futures = [asked(number) for number in range(len(sizes))]
     with callers_generators_kept():
         setup = Setup(1, 0, 1, torch.get_num_threads(), versions(), "")
-        assert actor.begin(setup, pickled(work)).failure is None
+        assert actor.set_up(setup, pickled(work)).failure is None
         results = actor.run(pickle.dumps(([(one.sent, one.key) for one in futures], pieces)))
     first, *others = results if pieces else [results]
     assert sum(map(bool, others)) == apart
@@ -168,7 +168,7 @@ def test_how_long_a_task_takes_is_what_its_worker_says() -> None:
     """However late the rank hears of it, and of how many at once."""
     rank, worker, descriptors, others = ends = [*socket.socketpair(), *socket.socketpair()]
     peer = a_peer()
-    peer.wire, peer.begun = Wire(rank, descriptors, peer.receive_answer), Begun(5, "here", {})
+    peer.wire, peer.setup_result = Wire(rank, descriptors, peer.receive_answer), SetupResult(5, "here", {})
     futures = [asked(number) for number in range(50)]
     give(peer, *futures)
     writer = SlotWriter(Ring(others))

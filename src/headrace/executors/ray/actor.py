@@ -1,4 +1,4 @@
-"""What runs in a Ray actor: a worker that answers over a socket where it shares the rank's host, else through Ray."""
+"""The worker in a Ray actor: it answers over a socket if it is on the rank's host, and otherwise through Ray."""
 
 import importlib
 import os
@@ -27,31 +27,32 @@ from headrace.version import __version__
 from headrace.worker.work import Work
 
 HELLO = struct.Struct("<QQ")
-"""The first message over each socket: whose it is, and whether it is for descriptors."""
+"""The first message over each socket: the actor's ident, and 0 for the socket of messages or 1 for descriptors."""
 
 LARGE_BYTES = 64 * 2**20
-"""A dataset that takes this much, pickled, is warned about."""
+"""The size of a pickled dataset from which on a warning is given, in bytes."""
 
 PIECE_BYTES = 96 * 2**10
-"""Ray sends results of up to 100 KiB along with the answer; larger ones go through the store, at twice the cost."""
+"""The largest piece of a batch, in bytes. Ray sends a result of up to 100 KiB along with the answer; a larger one goes
+through the store, at twice the cost."""
 
 _PICKLED_BYTES = 10
-"""So much longer each part of a message gets when it is pickled."""
+"""The bytes that pickling adds to each part of a message."""
 
-_REACH_S = 2.0
-"""How long a rank on the same host may take to accept a connection: the kernel does that for it."""
+_CONNECT_TIMEOUT_S = 2.0
+"""Time limit for a connection to a rank on the same host, in seconds. The kernel accepts it for the rank."""
 
 
 class Setup(NamedTuple):
-    """What an actor must know to become a worker, beside the work.
+    """What an actor needs to become a worker, besides the work.
 
     Attributes:
-        ident: What the rank calls it.
-        worker: Which worker it is to be.
-        workers: How many there are.
-        threads: How many threads torch may use.
-        versions: What the rank runs.
-        address: The rank's socket, which only a process on the same host can reach; "" if there is none.
+        ident: The rank's number for this actor.
+        worker: The number of the worker.
+        workers: The number of workers.
+        threads: The number of threads that torch may use.
+        versions: The versions that the rank runs.
+        address: The name of the rank's listener, which only processes on its host can reach; "" if there is none.
     """
 
     ident: int
@@ -62,54 +63,54 @@ class Setup(NamedTuple):
     address: str
 
 
-class Begun(NamedTuple):
-    """What has become of an actor that was to be a worker.
+class SetupResult(NamedTuple):
+    """An actor's answer when it was asked to become a worker.
 
     Attributes:
-        pid: Its process.
-        host: Its host's name.
-        versions: What it runs.
-        near: Whether it has connected to the rank's socket.
-        failure: Why it is no worker, if the work could not be unpickled.
+        pid: The actor's process.
+        host: The name of its host.
+        versions: The versions that it runs.
+        connected: Whether it has connected to the rank's socket.
+        failure: The exception if it could not unpickle the work.
     """
 
     pid: int
     host: str
     versions: dict[str, str]
-    near: bool = False
+    connected: bool = False
     failure: Failure | None = None
 
 
 class Answers(NamedTuple):
-    """What came of some tasks.
+    """The answers to some tasks.
 
     Attributes:
-        messages: For each the message of a `SlotWriter`, and the task's `STAGES`.
-        slots: The slots that some of them refer to, in turn, shape (bytes,) each; none if they come in pieces.
-        slot_sizes: How large they are, in bytes.
-        task_s: What each took, on average, in seconds.
-        apart: How many results beside this one have the messages that follow.
-        received_s: What the rank has spent to receive them, in seconds; noted there.
+        messages: For each task the message of a `SlotWriter`, and the task's `STAGES`.
+        slots: The slots that the messages refer to, in turn, shape (bytes,) each; none if they come in pieces.
+        slot_sizes: The sizes of these slots, in bytes.
+        task_s: The average time of a task, in seconds.
+        more_results: The number of further results of the call that hold the remaining messages.
+        received_s: The time that the rank spent to receive them, in seconds; filled in there.
     """
 
     messages: list[list[bytearray]]
     slots: list[NDArray[np.uint8]]
     slot_sizes: list[int]
     task_s: float
-    apart: int = 0
+    more_results: int = 0
     received_s: float = 0.0
 
 
 def versions() -> dict[str, str]:
-    """Return what must be equal on both sides for code to travel and bits to be equal."""
+    """Return the versions that must be equal on both sides: otherwise neither code nor bits would be the same."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, "torch": torch.__version__.partition("+")[0], "headrace": __version__}
 
 
-def by_value() -> type[Pickler]:
-    """Return a pickler that takes by value what another process could not import: lambdas, classes of `__main__`.
+def by_value_pickler() -> type[Pickler]:
+    """Return a pickler that sends by value what another process cannot import: lambdas, classes of `__main__`.
 
-    What comes back to the process whose class it is becomes that very class again.
+    When such an object returns to its own process, it has its original class again.
     """
     cloudpickle = importlib.import_module("ray.cloudpickle")
 
@@ -124,12 +125,12 @@ def by_value() -> type[Pickler]:
 
 
 def pickled(work: Work) -> list[NDArray[np.uint8]]:
-    """Return the work as bytes that workers can be made of; warn if they are many.
+    """Return the pickled work; warn if it is large.
 
     Raises:
-        Exception: Whatever pickle raises for work that cannot be pickled, with a note that names the culprit.
+        Exception: Whatever pickle raises for work that cannot be pickled, with a note that names the part.
     """
-    kind = by_value()
+    kind = by_value_pickler()
     try:
         parts = [whole(part) for part in dump(work, shared=True, kind=kind)]
     except Exception as error:
@@ -142,20 +143,20 @@ def pickled(work: Work) -> list[NDArray[np.uint8]]:
     size = sum(map(len, parts))
     if size >= LARGE_BYTES:
         warnings.warn(
-            f"the dataset takes {size / 2**20:,.0f} MiB when it is pickled, which every worker holds a copy of. "
-            "headrace.Deferred(factory) builds it in each worker, and can read the worker's own disk or store.",
+            f"the dataset takes {size / 2**20:,.0f} MiB when it is pickled, and every worker holds a copy. "
+            "headrace.Deferred(factory) builds it in each worker instead, from the worker's own disk or store.",
             stacklevel=8,
         )
     return [np.frombuffer(part, np.uint8) for part in parts]
 
 
 def pieces_of(size: int) -> int:
-    """Return into how many pieces so many bytes are cut."""
+    """Return the number of pieces that hold `size` bytes."""
     return -(-size // PIECE_BYTES)
 
 
 class Actor:
-    """A process that can be made a worker, of one pool after another."""
+    """A process that is a worker of one pool after another."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
@@ -163,58 +164,59 @@ class Actor:
         self._lent: list[int] = []
         self._ring: Ring | None = None
 
-    def begin(self, setup: Setup, parts: Sequence[NDArray[np.uint8]]) -> Begun:
+    def set_up(self, setup: Setup, parts: Sequence[NDArray[np.uint8]]) -> SetupResult:
         """Become a worker.
 
         Args:
-            setup: Which one.
+            setup: Its number and its place in the pool.
             parts: The pickled work, shape (bytes,) each.
         """
-        self._let_go()
+        self._release()
         where = f"in DataLoader worker actor {setup.worker}"
-        begun = Begun(os.getpid(), platform.node(), versions())
-        if begun.versions != setup.versions:
-            return begun
-        pickle_with(by_value())
+        result = SetupResult(os.getpid(), platform.node(), versions())
+        if result.versions != setup.versions:
+            return result
+        pickle_with(by_value_pickler())
         keep_freed_memory()
         try:
-            # Ray's memory is shared and not to be written to; the dataset's tensors are the worker's own.
+            # Ray's memory is shared and read-only. The dataset's tensors must belong to the worker.
             work = decode([parts[0].data, *(bytearray(part.data) for part in parts[1:])])
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
             note(error, "while unpickling the dataset, collate_fn and worker_init_fn")
             if isinstance(error, ImportError):
                 note(
                     error,
-                    'workers must be able to import what the rank does: ray.init(runtime_env={"py_modules": [...]})',
+                    "workers must be able to import the same modules as the rank: "
+                    'ray.init(runtime_env={"py_modules": [...]})',
                 )
-            return begun._replace(failure=Failure.of(error, where))
-        self._ends = _reach(setup)
+            return result._replace(failure=Failure.of(error, where))
+        self._ends = _connect(setup)
         self._ring = Ring(self._ends[1] if self._ends else None)
         self._server = Server(work, setup.worker, setup.workers, self._ring, where, setup.threads)
-        return begun._replace(near=bool(self._ends))
+        return result._replace(connected=bool(self._ends))
 
     def serve(self) -> None:
-        """Answer tasks over the socket until the rank hangs up."""
+        """Answer tasks over the socket until the rank closes it."""
         assert self._server is not None
         assert self._ring is not None
         with suppress(BrokenPipeError, ConnectionResetError):
             serve(self._ends[0], self._ring, self._server, lambda: True)
-        self._let_go()
+        self._release()
 
-    def run(self, asked: bytes) -> Answers | bytes | list[Any]:
+    def run(self, request: bytes) -> Answers | bytes | list[Any]:
         """Answer tasks.
 
-        Ray moves `bytes` as they are, and pickles all else in Python, at ten times the cost.
+        Ray moves `bytes` as they are. It pickles everything else in Python, at ten times the cost.
 
         Args:
-            asked: Pickled: the tasks, each as it is sent with its number; and how many results to return beside the
-                answers: pieces of the slots, or messages, if they hold them.
+            request: Pickled: the tasks, each as it is sent and with its key; and the number of results to return
+                besides the answers. These hold the pieces of the slots, or further messages.
         """
         assert self._server is not None
         assert self._ring is not None
-        while self._lent:  # Ray has copied what it was given
+        while self._lent:  # Ray has copied the slots of the last call
             self._ring.release(self._lent.pop())
-        tasks, pieces = pickle.loads(asked)
+        tasks, pieces = pickle.loads(request)
         messages, slots, began_s = [], [], time.perf_counter()
         for sent, number in tasks:
             message = [*map(bytearray, self._server.answer_to(sent, number))]
@@ -226,25 +228,25 @@ class Actor:
         sizes = [slot.nbytes for slot in slots]
         answers = Answers(messages, slots, sizes, (time.perf_counter() - began_s) / len(tasks))
         first: Answers | bytes = answers
-        apart: list[bytes] = []
+        more_results: list[bytes] = []
         if slots and sum(map(pieces_of, sizes)) <= pieces:
             first = pickle.dumps(answers._replace(slots=[]), 5)
             cut = [piece for slot in slots for piece in np.array_split(slot, pieces_of(slot.nbytes))]
-            apart = [piece.tobytes() for piece in cut]
+            more_results = [piece.tobytes() for piece in cut]
         elif not slots:
-            some, *others = _packed(messages, 1 + pieces)
-            first = pickle.dumps(answers._replace(messages=some, apart=len(others)), 5)
-            apart = [pickle.dumps(other, 5) for other in others]
-        return [first, *apart, *[b""] * (pieces - len(apart))] if pieces else first
+            some, *others = _divide(messages, 1 + pieces)
+            first = pickle.dumps(answers._replace(messages=some, more_results=len(others)), 5)
+            more_results = [pickle.dumps(other, 5) for other in others]
+        return [first, *more_results, *[b""] * (pieces - len(more_results))] if pieces else first
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for end in self._ends:
             end.close()
         self._ends, self._lent, self._server, self._ring = [], [], None, None
 
 
-def _packed(messages: list[list[bytearray]], most: int) -> list[list[list[bytearray]]]:
-    """Divide messages up so that each part is a piece; leave them together where that is not possible."""
+def _divide(messages: list[list[bytearray]], most: int) -> list[list[list[bytearray]]]:
+    """Divide messages into parts of at most one piece each, or return one part if that takes more than `most` parts."""
     parts: list[list[list[bytearray]]] = []
     room = 0
     for message in messages:
@@ -254,19 +256,19 @@ def _packed(messages: list[list[bytearray]], most: int) -> list[list[list[bytear
             room = PIECE_BYTES
         parts[-1].append(message)
         room -= size
-        if room < 0:  # it is no piece
+        if room < 0:  # this message alone is larger than a piece
             return [messages]
     return parts if len(parts) <= most else [messages]
 
 
-def _reach(setup: Setup) -> list[socket.socket]:
-    """Connect to the rank twice, for messages and for descriptors; return nothing where it is on another host."""
+def _connect(setup: Setup) -> list[socket.socket]:
+    """Connect to the rank twice, for messages and for descriptors; return no sockets if it is on another host."""
     ends: list[socket.socket] = []
     if setup.address:
         try:
             for which in range(2):
                 ends.append(socket.socket(socket.AF_UNIX))
-                ends[-1].settimeout(_REACH_S)
+                ends[-1].settimeout(_CONNECT_TIMEOUT_S)
                 ends[-1].connect(setup.address)
                 ends[-1].sendall(HELLO.pack(setup.ident, which))
                 ends[-1].settimeout(None)

@@ -1,4 +1,4 @@
-"""Ray itself: joining or starting a cluster, what it has room for, and whether its head lives."""
+"""The Ray cluster: joining or starting it, its free resources, and whether its head answers."""
 
 import importlib
 import importlib.util
@@ -11,25 +11,24 @@ from typing import Any, NamedTuple
 
 from headrace.errors import ClusterUnavailable, MissingExtra
 
-_CONNECT_S = 3.0
-"""How long a connection to a cluster's head may take."""
+_CONNECT_TIMEOUT_S = 3.0
+"""Time limit for connecting to the head of a cluster to be joined, in seconds."""
 
-_PROBE_S = 0.5
-"""How long the head may take to accept a connection."""
+_PROBE_TIMEOUT_S = 0.5
+"""Time limit for connecting to the head of the joined cluster, in seconds."""
 
-_ASK_S = 5.0
-"""How often the head is looked for."""
+_PROBE_EVERY_S = 5.0
+"""The time between two probes of the head, in seconds."""
 
 _LOST_S = 20.0
-"""After how long without an answer it is lost: Ray itself ends the process after 60 s."""
-
+"""The head counts as lost after this time without an answer, in seconds. Ray ends the process after 60 s."""
 
 LEFT = "this process has left the Ray cluster that its workers were in: begin another epoch when it has joined one."
-"""What to say where Ray was shut down."""
+"""The error message after Ray was shut down."""
 
 
 class Settings(NamedTuple):
-    """What the pool needs to know of its executor, under the names that it has there; and Ray's options."""
+    """The executor's attributes that the pool needs, under the same names."""
 
     options: dict[str, Any]
     num_cpus: float
@@ -40,13 +39,13 @@ class Settings(NamedTuple):
 
 
 def check_installed(address: str | None) -> None:
-    """See, without importing it, whether Ray is installed, and its client if the address needs that.
+    """Check that Ray is installed, and its client if the address needs it, without importing them.
 
     Args:
-        address: As of `RayExecutor`.
+        address: See `RayExecutor`.
 
     Raises:
-        MissingExtra: It is not.
+        MissingExtra: One is not installed.
     """
     client = (address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://")
     if any(importlib.util.find_spec(module) is None for module in ("ray", "grpc")[: 1 + client]):
@@ -57,10 +56,10 @@ def import_ray(client: bool = False) -> Any:
     """Return the module `ray`.
 
     Args:
-        client: Whether a remote driver is needed as well.
+        client: Whether the Ray Client is needed, too.
 
     Raises:
-        MissingExtra: It is not installed.
+        MissingExtra: One is not installed.
     """
     try:
         if client:
@@ -76,11 +75,11 @@ def _missing(client: bool) -> MissingExtra:
 
 
 def connect(address: str | None, cpus: float) -> Any:
-    """Join the cluster that is meant, or start one on this machine; return the module `ray`.
+    """Join a cluster, or start one on this machine; return the module `ray`.
 
     Args:
-        address: As of `RayExecutor`.
-        cpus: How many CPUs the workers need, for a cluster that is started here.
+        address: See `RayExecutor`.
+        cpus: The number of CPUs that the workers need, if a cluster is started here.
 
     Raises:
         ClusterUnavailable: There is no cluster at the address.
@@ -96,7 +95,7 @@ def connect(address: str | None, cpus: float) -> Any:
         import_ray(client=True)
         warnings.warn(
             f"the rank reaches {wanted} through the Ray Client, which passes every batch and every call through one "
-            "server, at a tenth of the speed. Run the rank on a machine of the cluster to do without.",
+            "server, at a tenth of the speed. Run the rank on a machine of the cluster to avoid it.",
             stacklevel=7,
         )
     if wanted == "auto" and _has_ended():
@@ -112,24 +111,24 @@ def connect(address: str | None, cpus: float) -> Any:
             causes = _causes(error)
             if any(type(one).__name__ == "AuthenticationError" for one in causes):
                 raise ClusterUnavailable(
-                    f"the Ray cluster at {wanted!r} asks for a token: start this process with RAY_AUTH_MODE=token, and "
-                    "with the token that the cluster was started with"
+                    f"the Ray cluster at {wanted!r} requires a token: start this process with RAY_AUTH_MODE=token, and "
+                    "with the same token as the cluster"
                 ) from error
             if address or wanted != "auto":
                 raise ClusterUnavailable(f"{_unavailable(wanted)} ({causes[-1]})") from error
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         warnings.warn(
-            "no Ray cluster is running, so each rank starts one of its own on this machine, each with all its CPUs. "
+            "no Ray cluster is running, so each rank starts its own on this machine, each with all CPUs. "
             "Start one before the ranks (ray start --head), or pass RayExecutor(address=...).",
             stacklevel=7,
         )
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as local workers; Ray's own are at 15, behind everything else
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as local workers have; Ray's default is 15
     ray.init("local", **settings)
     return ray
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return an exception and what it was raised from."""
+    """Return an exception and the chain of its causes."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
@@ -139,7 +138,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _unavailable(address: str) -> str:
     return (
         f"there is no Ray cluster at {address!r}. Start one with `ray start --head`, pass its address as "
-        'RayExecutor(address="host:port"), or leave the address and RAY_ADDRESS out to start one on this machine.'
+        'RayExecutor(address="host:port"), or leave out the address and RAY_ADDRESS to start one on this machine.'
     )
 
 
@@ -150,12 +149,12 @@ def _check_joined(ray: Any, address: str | None) -> None:
     if joined and address != joined:
         raise ValueError(
             f"address={address!r} is not allowed: this process has joined the Ray cluster at {joined!r}, and can be "
-            "in one only. Leave the address out, or call ray.shutdown() before."
+            "in only one. Leave the address out, or call ray.shutdown() before."
         )
 
 
 def _check_reachable(address: str) -> None:
-    """Find out in seconds that nobody listens, where Ray would try for long."""
+    """Raise within seconds if nothing listens at the address; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(
@@ -163,15 +162,15 @@ def _check_reachable(address: str) -> None:
             "`ray start --head` prints it."
         )
     try:
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise ClusterUnavailable(_unavailable(address)) from error
 
 
 def _has_ended() -> bool:
-    """Tell whether the cluster that Ray finds by itself is no more.
+    """Tell whether the cluster that Ray finds by itself has ended.
 
-    Its address stays in a file where its head was killed, and Ray would try to reach it for a quarter of an hour.
+    When a head is killed its address stays in a file, and Ray would try to reach it for a quarter of an hour.
     """
     try:
         services = importlib.import_module("ray._private.services")
@@ -179,28 +178,28 @@ def _has_ended() -> bool:
     except ClusterUnavailable as error:
         return isinstance(error.__cause__, ConnectionRefusedError)  # otherwise its machine may only be slow
     except (ConnectionError, ValueError, ImportError, AttributeError, TypeError):
-        return False  # there is none; or the function is gone, which is Ray's own
+        return False  # there is no cluster, or this version of Ray lacks the private function
     return False
 
 
 def gcs_address(ray: Any) -> str:
-    """Return the head's address; "" where it cannot be known."""
-    with suppress(Exception):  # the client knows none
+    """Return the head's address; "" if Ray does not tell it."""
+    with suppress(Exception):  # the Ray Client does not tell it
         return str(ray.get_runtime_context().gcs_address or "")
     return ""
 
 
 def job_of(ray: Any) -> str:
-    """Return what Ray calls this process's connection to the cluster."""
+    """Return Ray's id of this process's connection to the cluster."""
     return str(ray.get_runtime_context().get_job_id())
 
 
 class Head:
-    """The cluster's head, looked for from time to time: without it no worker can be replaced.
+    """The cluster's head. It is probed from time to time, since no worker can be replaced without it.
 
     Attributes:
-        address: Where it was; "" where that cannot be known.
-        job: What Ray calls this process's connection to the cluster.
+        address: Its address; "" if Ray does not tell it.
+        job: Ray's id of this process's connection to the cluster.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -211,65 +210,65 @@ class Head:
         self._asked_s = self._seen_s = time.monotonic()
 
     def lost(self) -> bool:
-        """Tell whether it has not answered for so long that it will not."""
-        if self.address and time.monotonic() - self._asked_s > _ASK_S:
+        """Tell whether it has not answered for `_LOST_S`; probe it if the last probe is old."""
+        if self.address and time.monotonic() - self._asked_s > _PROBE_EVERY_S:
             self.answers()
         return self._asked_s - self._seen_s > _LOST_S
 
     def joined(self) -> bool:
         """Tell whether this process is still in the cluster."""
-        with suppress(Exception):  # it is about to leave it
-            # The client would have to ask, and knows by itself when it is cut off.
+        with suppress(Exception):  # Ray is being shut down
+            # Through the client this would be a remote call, and `is_initialized` already tells of a lost connection.
             return bool(self._ray.is_initialized()) and (self._by_client or job_of(self._ray) == self.job)
         return False
 
     @property
     def loss_message(self) -> str:
-        """What to say of its loss."""
+        """The error message after its loss."""
         return (
-            f"the head of the Ray cluster, {self.address}, has not answered for some time. Ray ends processes that it "
-            "has left alone for 60 s: save what you need."
+            f"the head of the Ray cluster, {self.address}, has not answered for some time. Ray ends this process "
+            "when the head has been away for 60 s: save what you need."
         )
 
     def answers(self) -> bool:
-        """Tell whether it answers now. Where it does not, whatever Ray is asked about the cluster takes a minute."""
+        """Tell whether it answers now. If it does not, each of Ray's calls about the cluster takes a minute."""
         before_s, self._asked_s = self._asked_s, time.monotonic()
-        if self._seen_s == before_s:  # that nobody has asked since says nothing about it
-            self._seen_s = max(before_s, self._asked_s - _ASK_S)
+        if self._seen_s == before_s:  # a time without probes is no time without answers
+            self._seen_s = max(before_s, self._asked_s - _PROBE_EVERY_S)
         if self.address:
             host, _, port = self.address.rpartition(":")
             try:
-                socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+                socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
             except OSError:
                 return False
         self._seen_s = self._asked_s
         return True
 
 
-def room(ray: Any, head: Head, needs: dict[str, float]) -> str:
-    """Say what the cluster has, and has left, of what each worker needs."""
+def describe_resources(ray: Any, head: Head, needs: dict[str, float]) -> str:
+    """Describe what each worker needs, and how much of it the cluster has and has free."""
     if not head.answers():
         return f"the cluster's head, {head.address}, does not answer"
-    with suppress(Exception):  # it is for an error message; the cluster may be gone
+    with suppress(Exception):  # this is only for an error message, and the cluster may have ended
         total, free = ray.cluster_resources(), ray.available_resources()
         has = [f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in needs]
         each = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
         return f"each needs {each}; of the cluster's resources {', '.join(has)} are free"
-    return "the cluster does not say what it has room for"
+    return "the cluster does not tell what resources it has"
 
 
-def few_started(up: int, workers: int, room: str) -> str:
-    """Say that not all workers have come up."""
+def few_started(up: int, workers: int, resources: str) -> str:
+    """Return the warning that not all workers have come up."""
     return (
-        f"{up} of {workers} Ray workers have come up: {room}. The epoch goes on with those that are there; the others "
-        "join it when there is room."
+        f"{up} of {workers} Ray workers have come up: {resources}. The epoch goes on with these; the others join it "
+        "when there is room."
     )
 
 
-def none_started(up: int, workers: int, start_timeout_s: float, room: str) -> str:
-    """Say that too few workers came up, and what to do."""
+def none_started(up: int, workers: int, start_timeout_s: float, resources: str) -> str:
+    """Return the error message that too few workers came up, with the remedies."""
     return (
-        f"{up or 'none'} of {workers} Ray workers came up within {start_timeout_s:g} s: {room}. Use fewer workers or a "
-        "smaller RayExecutor(num_cpus=...), or add nodes; where what is missing is taken by these workers themselves "
-        "they are slow to start: raise start_timeout_s."
+        f"{up or 'none'} of {workers} Ray workers came up within {start_timeout_s:g} s: {resources}. Use fewer workers "
+        "or a smaller RayExecutor(num_cpus=...), or add nodes. If these workers themselves have taken the missing "
+        "resources they are slow to start: raise start_timeout_s."
     )

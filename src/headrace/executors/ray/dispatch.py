@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from headrace.executors.future import Future
-from headrace.executors.ray.peer import OVERDUE_S, Asked, RayPeer, overdue_after
+from headrace.executors.ray.peer import OVERDUE_S, RayFuture, RayPeer, overdue_after
 
 
 class Dispatcher:
@@ -24,29 +24,29 @@ class Dispatcher:
     """
 
     def __init__(self, by_any_worker: bool) -> None:
-        self.queue: deque[weakref.ref[Asked]] = deque()
+        self.queue: deque[weakref.ref[RayFuture]] = deque()
         self.bundle = 1
         self.ages: deque[float] = deque(maxlen=64)
         self._by_any_worker = by_any_worker
         self._most_tasks = 0
-        self._min_message = 1  # tasks that are worth a message to an idle worker while others are at work
+        self._min_message = 1  # the least tasks in a message to an idle worker while others are busy
 
     @property
     def ready(self) -> bool:
         """Whether enough tasks are queued to be dealt."""
         return len(self.queue) >= self.bundle
 
-    def add(self, future: Asked) -> None:
+    def add(self, future: RayFuture) -> None:
         """Queue a task."""
         self.queue.append(weakref.ref(future))
 
-    def requeue(self, future: Asked) -> None:
+    def requeue(self, future: RayFuture) -> None:
         """Queue a task that a worker had, before all others."""
         future.sent_s = 0.0
         self.queue.appendleft(weakref.ref(future))
-        self.bundle = self._min_message = 1  # it is late
+        self.bundle = self._min_message = 1  # it is late already, so it is dealt at once
 
-    def queued(self) -> list[Asked]:
+    def queued(self) -> list[RayFuture]:
         """Return the queued tasks that somebody waits for."""
         return [future for reference in self.queue if (future := reference()) is not None]
 
@@ -57,7 +57,8 @@ class Dispatcher:
             peers: The workers that are up.
         """
         self._most_tasks = max(self._most_tasks, len(self.queue) + sum(len(peer.unanswered) for peer in peers))
-        share = self._most_tasks // max(1, 2 * len(peers))  # every worker has some tasks, and more when it is done
+        # Half of an equal share: the rest is for workers that finish early.
+        share = self._most_tasks // max(1, 2 * len(peers))
         least = min(self._most_tasks // 2, max([peer.min_message for peer in peers], default=1))
         self._min_message = max(1, least) if self._by_any_worker else 1
         self.bundle = max(self._min_message, min(share, max([peer.bundle for peer in peers], default=1)))
@@ -75,7 +76,7 @@ class Dispatcher:
                     break
         self.queue.extendleft(reversed(kept))
 
-    def _choose(self, future: Asked, peers: Sequence[RayPeer]) -> RayPeer | None:
+    def _choose(self, future: RayFuture, peers: Sequence[RayPeer]) -> RayPeer | None:
         """Return the worker whose message has room, or the one with the fewest tasks; None if no worker has credit."""
         best: RayPeer | None = None
         for peer in peers:
@@ -90,15 +91,15 @@ class Dispatcher:
         return best
 
     def has_idle_worker(self, peers: Iterable[RayPeer]) -> bool:
-        """Tell whether a worker is idle, and enough tasks are queued for a message to it, or all workers are idle."""
+        """Tell whether an idle worker should get tasks now: enough for a message, or any if all workers are idle."""
         busy = [bool(peer.unanswered) for peer in peers if peer.up and not peer.suspect]
         return not all(busy) and (len(self.queue) >= self._min_message or not any(busy))
 
-    def overdue(self, futures: Sequence[Future]) -> Asked | None:
+    def overdue(self, futures: Sequence[Future]) -> RayFuture | None:
         """Return the batch that a reader waits for first if it is overdue and no other worker is likely to bring it."""
         now_s = time.monotonic()
         head = min(
-            (one for one in futures if isinstance(one, Asked) and one.holders and not one.done()),
+            (one for one in futures if isinstance(one, RayFuture) and one.holders and not one.done()),
             key=lambda one: one.number,
             default=None,
         )
@@ -107,13 +108,13 @@ class Dispatcher:
         overdue_s = overdue_after(self.ages)
         if now_s - head.sent_s < overdue_s:
             return None
-        # A second worker has tasks of its own. It is stuck, too, if it has answered nothing for as long.
+        # The second worker may still be at its other tasks, unless it has answered nothing for as long.
         if len(head.holders) > 1 and any(now_s - one.last_answer_s < overdue_s for one in head.holders):
             return None
         return head
 
 
-def hedge(head: Asked, peers: Sequence[RayPeer]) -> None:
+def hedge(head: RayFuture, peers: Sequence[RayPeer]) -> None:
     """Assign an overdue batch, and all other tasks of its workers, to other workers too; the first answer counts."""
     for holder in head.holders:
         holder.suspect = True
@@ -123,7 +124,7 @@ def hedge(head: Asked, peers: Sequence[RayPeer]) -> None:
             assign(future, min(others, key=lambda one: one.load))
 
 
-def assign(future: Asked, peer: RayPeer) -> None:
+def assign(future: RayFuture, peer: RayPeer) -> None:
     """Assign a task to a worker; it is sent with the worker's next message."""
     now_s = time.monotonic()
     future.worker = peer.worker

@@ -16,24 +16,24 @@ import numpy as np
 from headrace.executors.ray.actor import Answers, pieces_of
 from headrace.memory.slots import BufferPool
 
-_THERE_S = 1.0
+_GET_TIMEOUT_S = 1.0
 """Time limit for getting a result that has arrived, in seconds: it may be lost along with its host."""
 
-_MOMENT_S = 1.0
-"""How long a pool that closes waits for the copying thread, in seconds."""
+_CLOSE_TIMEOUT_S = 1.0
+"""Time limit for the copying thread to finish when the pool closes, in seconds."""
 
 
 class Event(NamedTuple):
     """Something that has happened.
 
     Attributes:
-        what: The label that was given to `watch` or `copy`.
+        label: The label that was given to `watch` or `copy`.
         outcome: The result.
-        error: The exception in its place, or None.
-        received_s: What the rank spent to receive the outcome, in seconds.
+        error: The exception if there is no outcome, or None.
+        received_s: The time that the rank spent to receive the outcome, in seconds.
     """
 
-    what: Any
+    label: Any
     outcome: Any
     error: BaseException | None
     received_s: float = 0.0
@@ -52,18 +52,18 @@ class EventQueue:
         self._waker.setblocking(False)
         self._events: deque[Event] = deque()
 
-    def watch(self, call: Any, what: Any) -> None:
+    def watch(self, call: Any, label: Any) -> None:
         """Put an event when a Ray call is answered or has failed."""
-        call.future().add_done_callback(partial(self._answered, what))
+        call.future().add_done_callback(partial(self._put_answer, label))
 
-    def _answered(self, what: Any, done: Any) -> None:
+    def _put_answer(self, label: Any, done: Any) -> None:
         error = done.exception()
-        self.put(Event(what, None if error is not None else done.result(), error))
+        self.put(Event(label, None if error is not None else done.result(), error))
 
     def put(self, event: Event) -> None:
         """Add an event, from any thread."""
         self._events.append(event)
-        with suppress(OSError):  # the queue is closed, or the socket is full and wakes the selector already
+        with suppress(OSError):  # the queue is closed, or the socket is full and has woken the selector
             self._waker.send(b"\0")
 
     def drain(self) -> list[Event]:
@@ -77,7 +77,7 @@ class EventQueue:
         return events
 
     def close(self) -> None:
-        """Drop all events, and wake nobody any more."""
+        """Drop all events; later ones are not announced."""
         self.end.close()
         self._waker.close()
         self._events.clear()
@@ -99,52 +99,52 @@ class Copier:
             target=_copy, args=(ray, self._jobs, events, buffers), name="headrace-ray-copy", daemon=True
         )
 
-    def copy(self, answers: Answers, calls: Sequence[Any], what: Any) -> None:
+    def copy(self, answers: Answers, calls: Sequence[Any], label: Any) -> None:
         """Copy slots, or the pieces of slots that arrived with the answer, and drop all references to them."""
         if self._thread.ident is None:
             self._thread.start()
-        self._jobs.put((answers, calls, what))
+        self._jobs.put((answers, calls, label))
 
-    def found(self, calls: Sequence[Any]) -> Sequence[Any]:
+    def get_arrived(self, calls: Sequence[Any]) -> Sequence[Any]:
         """Return results that arrived with an answer, without waiting."""
-        return _found(self._ray, calls)
+        return _get(self._ray, calls)
 
     def close(self) -> None:
-        """End the thread, and wait a moment for its present copy: a call of Ray after its shutdown ends the process."""
+        """End the thread, and wait for its present copy: a call of Ray after Ray's shutdown would end the process."""
         with suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
         self._jobs.put(None)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_MOMENT_S)
+            self._thread.join(_CLOSE_TIMEOUT_S)
 
 
 def _copy(
     ray: Any, jobs: "queue.SimpleQueue[tuple[Any, Any, Any] | None]", events: EventQueue, buffers: BufferPool
 ) -> None:
     while (job := jobs.get()) is not None:
-        answers, calls, what = job
+        answers, calls, label = job
         began_s = time.perf_counter() - answers.received_s
         try:
-            event = Event(what, _copied(ray, answers, calls, buffers), None, time.perf_counter() - began_s)
-        except Exception as error:  # noqa: BLE001 - it is dealt with in the rank
-            event = Event(what, None, error)
+            event = Event(label, _copied(ray, answers, calls, buffers), None, time.perf_counter() - began_s)
+        except Exception as error:  # noqa: BLE001 - the rank handles it
+            event = Event(label, None, error)
         events.put(event)
-        del job, answers, calls, what, event  # in this thread: Ray takes longer to free an object than to copy it
+        del job, answers, calls, label, event  # in this thread: Ray takes longer to free an object than to copy it
 
 
-def _found(ray: Any, calls: Sequence[Any]) -> Sequence[Any]:
-    found: Sequence[Any] = ray.get(list(calls), timeout=_THERE_S)
-    return found
+def _get(ray: Any, calls: Sequence[Any]) -> Sequence[Any]:
+    results: Sequence[Any] = ray.get(list(calls), timeout=_GET_TIMEOUT_S)
+    return results
 
 
 def _copied(ray: Any, answers: Answers, calls: Sequence[Any], buffers: BufferPool) -> list[memoryview]:
-    """Return a copy of each slot."""
+    """Copy each slot into a buffer of the rank's."""
     whole = [[slot] for slot in answers.slots]
     if not whole:
         counts = [*map(pieces_of, answers.slot_sizes)]
-        found = (np.frombuffer(piece, np.uint8) for piece in _found(ray, calls[1 : 1 + sum(counts)]))
-        whole = [[*islice(found, count)] for count in counts]
+        arrived = (np.frombuffer(piece, np.uint8) for piece in _get(ray, calls[1 : 1 + sum(counts)]))
+        whole = [[*islice(arrived, count)] for count in counts]
     memories = [buffers.take(sum(piece.nbytes for piece in pieces)) for pieces in whole]
     for memory, pieces in zip(memories, whole, strict=True):
         np.concatenate(pieces, out=np.frombuffer(memory, np.uint8))
@@ -163,4 +163,4 @@ class CopiedSlots:
         return memory
 
     def forget(self, slot: int) -> None:
-        """Do nothing: the rank keeps nothing of a slot that the worker has given up."""
+        """Do nothing: the rank holds no slots of these workers."""

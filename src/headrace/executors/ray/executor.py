@@ -1,4 +1,4 @@
-"""Workers as Ray actors, on this machine and on others: one word takes the work to a cluster."""
+"""The executor whose workers are Ray actors, on this machine and on others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ from headrace.worker.work import Work
 
 @dataclass(frozen=True)
 class RayExecutor(Executor):
-    """Run work in Ray actors, `num_workers` of them for each rank, always under a plan unless a sampler decides.
+    """Run work in Ray actors, `num_workers` of them for each rank, under a plan unless the user's sampler decides.
 
-    A process that has joined a cluster uses that one. Otherwise it joins the one at `address`, at RAY_ADDRESS, or on
-    this machine, and if there is none it starts one here. The epoch begins with the first actor that comes up; others
-    join it when they do. An actor that dies, or whose node does, is replaced, and what it was at is computed again.
+    A process that has joined a cluster uses it. Otherwise it joins the cluster at `address`, at RAY_ADDRESS, or on this
+    machine. If there is none, it starts one on this machine. The epoch begins with the first actor that comes up;
+    others join it as they come up. If an actor or its node dies, it is replaced, and its tasks are computed again.
 
-    The dataset is pickled and sent once for all workers; a large one had better be a `headrace.Deferred`. With
-    `persistent_workers=True` the actors stay from epoch to epoch. Otherwise each epoch begins with fresh copies of the
-    dataset, in actor processes of the epoch before if it ended less than `idle_s` ago.
+    The dataset is pickled and sent once for all workers; a large one should be a `headrace.Deferred`. With
+    `persistent_workers=True` the actors stay from epoch to epoch. Otherwise each epoch begins with new copies of the
+    dataset, in the actor processes of the epoch before if it ended less than `idle_s` ago.
 
     Args:
-        address: The cluster's head, "host:port"; or "auto", "local" or "ray://host:port". Default: as said above.
-        num_cpus: CPUs that each worker reserves, >= 0; torch gets as many threads there, and one at least. With more
-            than one, the last bits of large sums, products and transforms may differ from every other executor's.
+        address: The cluster's head, "host:port"; or "auto", "local" or "ray://host:port". Default: as described above.
+        num_cpus: CPUs that each worker reserves, >= 0. Torch gets as many threads there, but at least one. With
+            more than one, the last bits of large sums, products and transforms may differ from all other executors.
         resources: Custom resources that each worker reserves, by name.
-        scheduling_strategy: As Ray's. Default: "DEFAULT", wherever there is room, also outside of the placement group
-            that the rank may be in.
-        label_selector: Labels that a worker's node must have, as Ray's.
-        runtime_env: The environment that workers run in, as Ray's.
-        hedge: Whether a batch that is waited for and overdue is computed by a second worker, too.
-        shared_memory: Whether workers on the rank's own machine hand batches over in shared memory; where they cannot,
-            in another container say, they come through Ray's object store in any case.
-        start_timeout_s: How long to wait for the first worker, in seconds.
-        idle_s: How long an actor is kept that no pool needs, in case that another does, in seconds.
+        scheduling_strategy: Ray's option of this name. Default: "DEFAULT", any node with free resources, also outside
+            of the rank's placement group.
+        label_selector: Labels that a worker's node must have; Ray's option of this name.
+        runtime_env: The environment of the workers; Ray's option of this name.
+        hedge: Whether a second worker also computes a batch that the reader waits for and that is overdue.
+        shared_memory: Whether workers on the rank's own machine send batches in shared memory. Where they cannot, as
+            from another container, batches come through Ray's object store in any case.
+        start_timeout_s: Time limit for the first worker to come up, in seconds.
+        idle_s: How long an actor that no pool needs is kept for the next pool, in seconds.
 
     Raises:
         TypeError: An option is of the wrong type.
@@ -75,16 +75,16 @@ class RayExecutor(Executor):
             check_flag(name, getattr(self, name), default=True)
 
     def check_installed(self) -> None:
-        """See whether Ray is installed, and its client if the address needs that.
+        """Check that Ray is installed, and its client if the address needs it.
 
         Raises:
-            MissingExtra: It is not.
+            MissingExtra: One is not installed.
         """
         check_installed(self.address)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Ray is to make each actor with. Recovery is the pool's own affair, so Ray attempts none."""
+        """Ray's options of each actor. Ray restarts and retries nothing, since the pool does."""
         given = {
             "num_cpus": self.num_cpus,
             "resources": dict(self.resources) if self.resources else None,
@@ -97,12 +97,12 @@ class RayExecutor(Executor):
         return {name: value for name, value in given.items() if value is not None}
 
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:
-        """Join or start the cluster, and ask it for actors; `context` means nothing to them.
+        """Join or start the cluster, and start the actors; `context` is not used.
 
         Raises:
-            ClusterUnavailable: There is no cluster where one was named.
+            ClusterUnavailable: There is no cluster at the address.
             MissingExtra: Ray is not installed.
-            Exception: Whatever pickle raises where the dataset cannot be pickled.
+            Exception: Whatever pickle raises for a dataset that cannot be pickled.
         """
         ray = connect(self.address, workers * self.num_cpus)
         with InterruptsHeld():

@@ -36,22 +36,22 @@ class IdleActors:
         # The garbage collector may free a pool and its handles together, and an actor without a handle dies.
         self._handles: set[Any] = set()
 
-    def new(self, ray: Any, kind: type, options: Any) -> tuple[Any, bool]:
-        """Return an idle actor, or a new one; and whether it was idle."""
+    def take_or_start(self, ray: Any, kind: type, options: Any) -> tuple[Any, bool]:
+        """Return an actor, an idle one if possible, and whether it was idle."""
         actor = self._take(ray, options)
         if actor is not None:
             return actor, True
         actor = ray.remote(kind).options(**options).remote()
-        _forget_in_forks()
+        _register_fork_hook()
         self._handles.add(actor)
         return actor, False
 
-    def leave(self, job: str, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
+    def keep(self, job: str, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
         """Keep an actor for a while after its last call is answered; then end it.
 
         Args:
             job: The rank's job, as `job_of` returns it.
-            options: The options that it was made with.
+            options: The options that it was started with.
             actor: The actor.
             last_call: Its last call.
             starting: Whether it is still starting, and will be up sooner than a new one.
@@ -64,7 +64,7 @@ class IdleActors:
     def end(self, job: str, actor: Any) -> None:
         """End an actor soon, in the watching thread.
 
-        Ending an actor needs a thread of Ray's, and that may be the thread in which the pool is being collected.
+        Ray needs one of its own threads to end an actor. The pool may be collected in that very thread.
         """
         self._ending.append((job, actor))
         with self._changed:
@@ -117,12 +117,12 @@ class IdleActors:
             while self._ending:
                 job, actor = self._ending.popleft()
                 self._handles.discard(actor)
-                with suppress(Exception):  # it is gone, or its cluster is
+                with suppress(Exception):  # the actor or its cluster has ended
                     if ray.is_initialized() and job_of(ray) == job:
                         ray.kill(actor)
 
-    def forget(self) -> None:
-        """Begin anew in a forked process. The handles are kept there, so that Ray is not told of their end."""
+    def reset_after_fork(self) -> None:
+        """Start empty in a forked process. The handles are kept: dropping them would tell Ray to end the actors."""
         _inherited.append((self._handles, self._idle, self._ending))
         self.__init__()  # type: ignore[misc]
 
@@ -133,7 +133,7 @@ IDLE_ACTORS = IdleActors()
 
 
 @functools.cache
-def _forget_in_forks() -> None:
+def _register_fork_hook() -> None:
     # Registered with the first actor only: processes without Ray fork without this hook.
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=IDLE_ACTORS.forget)
+        os.register_at_fork(after_in_child=IDLE_ACTORS.reset_after_fork)

@@ -79,7 +79,7 @@ def node_lost(cluster: Cluster, shared_memory: bool, stopped: bool = False) -> d
     reader = iter(a_loader(2, shared_memory=shared_memory))
     first = [next(reader)]
     wait_for_workers(reader)
-    pids = {peer.begun.pid for peer in reader._pool._peers}
+    pids = {peer.setup_result.pid for peer in reader._pool._peers}
     families = {node: family_of(node) for node in cluster.worker_nodes}
     ((node, family),) = ((node, some) for node, some in families.items() if pids & {one.pid for one in some})
 
@@ -139,14 +139,14 @@ def node_added(cluster: Cluster) -> dict[str, Any]:
 
 def head_lost(cluster: Cluster) -> dict[str, Any]:
     """Kill the head, and along with it a worker of one of two pools; nothing can be replaced any more."""
-    ray_cluster._ASK_S, ray_cluster._LOST_S = 0.5, 2.0
+    ray_cluster._PROBE_EVERY_S, ray_cluster._LOST_S = 0.5, 2.0
     loaders = {kind: a_loader(2, persistent=True, num_cpus=0.25) for kind in ("alone", "with a worker")}
     for loader in loaders.values():
         reader = iter(loader)
         next(reader)
         wait_for_workers(reader)
         list(reader)
-    worker = loaders["with a worker"]._iterator._peers[0].begun.pid
+    worker = loaders["with a worker"]._iterator._peers[0].setup_result.pid
     os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
     began_s = time.monotonic()
@@ -201,7 +201,7 @@ def rank() -> None:
     reader = iter(a_loader(2, num_cpus=0.5))
     next(reader)
     wait_for_workers(reader)
-    print(json.dumps([peer.begun.pid for peer in reader._pool._peers]), flush=True)
+    print(json.dumps([peer.setup_result.pid for peer in reader._pool._peers]), flush=True)
     signal.pause()
 
 
