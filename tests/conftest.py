@@ -1,4 +1,4 @@
-"""What every test is held to: nothing it started may outlive it."""
+"""Fixtures for all tests: nothing that a test started may outlive it."""
 
 import gc
 import importlib
@@ -25,12 +25,12 @@ settings.register_profile("headrace", deadline=None, derandomize=True)  # a busy
 settings.load_profile("headrace")
 
 SERVERS: set[int] = set()
-"""Processes of tests' own that serve the whole run."""
+"""The pids of processes that serve the whole test run."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _standing_helpers() -> None:
-    """Start what multiprocessing keeps for ever, so that the first test to need it is not blamed."""
+    """Start the processes that multiprocessing never ends, or the first test that needs one would fail."""
     resource_tracker.ensure_running()
     # Or each worker imports torch anew, and each rank what examples and optimizers need, seconds apiece.
     forkserver.set_forkserver_preload(["headrace", "torch._dynamo", "sklearn.datasets"])
@@ -41,7 +41,7 @@ def _standing_helpers() -> None:
 
 @pytest.fixture(scope="session")
 def scripts() -> Iterator[ScriptServer]:
-    """Start what scripts are forked from."""
+    """Start the server that scripts are forked from."""
     server = ScriptServer()
     SERVERS.add(server.pid)
     yield server
@@ -50,7 +50,7 @@ def scripts() -> Iterator[ScriptServer]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _standing_objects() -> None:
-    """Keep what stands already out of each test's collection of garbage, which would take a tenth of a second."""
+    """Exclude existing objects from each test's garbage collection, which would take 0.1 s."""
     gc.collect()
     gc.freeze()
 
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep one of three processes or more for Ray."""
+    """Reserve one of three or more test processes for Ray."""
     enough = config.getoption("dist") == "load" and (config.getoption("numprocesses") or 0) >= 3
     return RayApart(config, log) if enough else None
 
@@ -103,14 +103,14 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     with suppress(AssertionError):
         wait_until(lambda: not _descriptors() - descriptors)
     assert not (left := _descriptors() - descriptors), f"descriptors left behind: {dict(left)}"
-    made = {name for name in _shared_memory() - shared if not _is_a_stranger_s(name)}
+    made = {name for name in _shared_memory() - shared if not _is_of_others(name)}
     with suppress(AssertionError):  # the files of other test runs go in their own time
         wait_until(lambda: not made & _shared_memory())
     assert not (made & _shared_memory()), f"shared memory left behind: {made & _shared_memory()}"
 
 
 def _last_process() -> str:
-    """Return the number of the process or thread that the system started last, of whoever's; "" if it does not tell."""
+    """Return the number of the process or thread that the system started last; "" if it is unknown."""
     try:
         return Path("/proc/loadavg").read_text().split()[-1]
     except OSError:
@@ -118,7 +118,7 @@ def _last_process() -> str:
 
 
 def _children() -> list[psutil.Process]:
-    """Return the processes that were started from here, but those that serve the whole run."""
+    """Return the child processes, except those that serve the whole run."""
     servers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid, *SERVERS}
     started = psutil.Process().children(recursive=True)
     return [child for child in started if child.pid not in servers and not _is_rays(child)]
@@ -154,8 +154,8 @@ def _shared_memory() -> set[str]:
     return {name for name in names if name.startswith(("torch_", "psm_"))}
 
 
-def _is_a_stranger_s(name: str) -> bool:
-    """Tell whether a file is torch's, of a process that lives and was not started here: others test, too."""
+def _is_of_others(name: str) -> bool:
+    """Tell whether a file belongs to a living process that was not started here, such as another test run."""
     kind, number, *_ = name.split("_")
     try:
         creator = psutil.Process(int(number)) if kind == "torch" else psutil.Process()

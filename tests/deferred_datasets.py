@@ -1,4 +1,4 @@
-"""Datasets that are deferred, and the cells in which they are read."""
+"""Deferred datasets, and the executors that read them."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -31,14 +31,14 @@ LENGTH = 11
 
 
 class Bulk(FakeDataset):
-    """Gives samples in bulk, and draws for them in bulk."""
+    """Returns samples in bulk, with draws in bulk."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [(index, torch.rand(1).item(), headrace.rng().random()) for index in indices]
 
 
 class OnlyBulk(Dataset[Any]):
-    """Gives samples in bulk alone, unless one is broken."""
+    """Returns samples in bulk only; raises if one is broken."""
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         if 3 in indices:
@@ -47,7 +47,7 @@ class OnlyBulk(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Deals numbers to the workers; draws, and keeps its place and its epoch."""
+    """Splits numbers over the workers, and has a state and an epoch."""
 
     def __init__(self) -> None:
         self.place = self.epoch = 0
@@ -87,7 +87,7 @@ def packed() -> Any:
 
 
 def drawing(make: Callable[[], Any]) -> Any:
-    """Make a dataset by way of all the random numbers there are."""
+    """Make a dataset, after draws from all generators."""
     torch.rand(1), random.random(), np.random.rand()
     headrace.rng().random(), torch.rand(1, generator=headrace.torch_rng())
     return make()

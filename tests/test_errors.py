@@ -1,4 +1,4 @@
-"""What a user's mistake is answered with: name, value, allowed range and the fix."""
+"""Errors about arguments give the name, the value, the allowed range and the fix."""
 
 import pickle
 from typing import Any

@@ -1,4 +1,4 @@
-"""What users' programs do to themselves: killed, forked, interrupted, left in the middle. Nothing hangs or stays."""
+"""Programs that are killed, forked, interrupted or left in the middle: nothing hangs or is left behind."""
 
 import ctypes
 import gc
@@ -26,14 +26,14 @@ from waiting import LIMIT_S, wait_for_reapers, wait_until, wait_until_ended
 pytestmark = pytest.mark.filterwarnings("ignore:epoch 0 was abandoned")
 
 SECONDS = 30.0
-"""What "within seconds" is at most where workers have to end, on a machine that has much else to do."""
+"""How long workers may take to end on a busy machine, in seconds."""
 
 
 Modes = pytest.mark.parametrize("options", [{}, {"seed": 0}], ids=["parity", "plan"])
 
 
 class Numbers(torch.utils.data.Dataset[int]):
-    """Sample i is i; before number 5, in a worker, something happens."""
+    """Sample i is i. Before sample 5, a worker calls `happens`."""
 
     def __init__(self, happens: Callable[[], Any] | None = None, length: int = 12) -> None:
         self.happens, self.length = happens, length
@@ -115,7 +115,7 @@ BUSY = """
 @pytest.mark.parametrize("workers", [2, 1], ids=["alone", "copy"])
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
 def test_workers_in_the_middle_of_a_long_sample_go_with_their_rank(run: Run, start_method: str, workers: int) -> None:
-    """Also where a copy of the rank lives on, beside the one worker."""
+    """In the case "copy", a forked copy of the rank lives on beside the one worker."""
     with run(BUSY, start_method, str(workers)) as rank:
         processes = [psutil.Process(int(rank.stdout.readline())) for _ in range(workers)]
         rank.kill()
@@ -302,7 +302,7 @@ def test_a_worker_that_is_stopped_runs_into_the_timeout(
 
 
 class Forking(Numbers):
-    """Sample 5 leaves a process behind that holds copies of the worker's descriptors until the pipe is closed."""
+    """Sample 5 starts a process that holds copies of the worker's descriptors until the pipe is closed."""
 
     def __init__(self, pipe: int, writer: int) -> None:
         super().__init__(self.leave_child)

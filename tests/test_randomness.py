@@ -1,4 +1,4 @@
-"""Generators of each sample's own, and the watch over those that a process shares."""
+"""Generators for each sample, and the protection of those that a process shares."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""The values that every floor shares: checked where a user makes them, immutable, equal by value, picklable."""
+"""The values that all layers share: checked where a user makes them, immutable, equal by value, picklable."""
 
 import inspect
 import pickle

@@ -1,4 +1,4 @@
-"""Deferred: what a loader gives over the dataset itself, from one that is built where it is read."""
+"""Deferred: a loader yields the same batches as over the dataset itself."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Deferred: where, when and how often the dataset is built, and what travels."""
+"""Deferred: where, when and how often the dataset is built, and what is pickled."""
 
 import copy
 import os

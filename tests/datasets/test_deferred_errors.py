@@ -1,4 +1,4 @@
-"""Deferred: what happens where the factory fails, or builds something else than was said."""
+"""Deferred: the errors of a factory that raises, or builds another kind of dataset than stated."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ def cell(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 class Flaky(FakeDataset):
-    """Cannot be built the first time, in any process."""
+    """Raises at the first construction in each process."""
 
     tries = 0
 
@@ -31,7 +31,7 @@ class Flaky(FakeDataset):
 
 
 def outcomes(reader: Any) -> Iterator[Any]:
-    """What a reader gives until its end: batches, and errors."""
+    """A reader's batches and errors, until its end."""
     while True:
         try:
             yield flat(next(reader))

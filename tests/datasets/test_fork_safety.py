@@ -1,4 +1,4 @@
-"""What is said about a dataset before it is forked, and what is not."""
+"""Warnings about a dataset before a fork."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ from headrace import Deferred, PackedList
 from headrace.datasets.fork_safety import warn_before_fork
 
 MANY_OBJECTS = 20_000
-"""What counts as many here: a million for the whole run would slow down every fork in it."""
+"""The number of objects that causes a warning in these tests; a million would slow down every fork of the run."""
 
 REALLY_MANY = headrace.datasets.fork_safety.MANY_OBJECTS
 MANY = list(range(1000, 1000 + MANY_OBJECTS))
@@ -30,7 +30,7 @@ WORDS = dict.fromkeys(MANY)
 
 
 class Data:
-    """A dataset that holds what it is given."""
+    """A dataset that holds any object."""
 
     def __init__(self, **held: Any) -> None:
         vars(self).update(held)

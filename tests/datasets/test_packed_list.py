@@ -1,4 +1,4 @@
-"""PackedList: what a list gives, read from one buffer that workers share."""
+"""PackedList: equal to a list, in one buffer that workers share."""
 
 import copy
 import gc
@@ -155,7 +155,7 @@ def test_a_generator_is_packed_as_it_comes() -> None:
 
 
 class Names(Dataset[Any]):
-    """Answers with what `ask` finds in the worker."""
+    """Returns the result of `ask` in the worker."""
 
     def __init__(self, names: Sequence[str], ask: Callable[[Sequence[str]], Any]) -> None:
         self.names = names

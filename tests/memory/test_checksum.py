@@ -1,4 +1,4 @@
-"""A batch's checksum: the same for the same data, in every process, and another for other data."""
+"""The checksum of a batch: equal for equal data, in every process, and different for different data."""
 
 import subprocess
 import sys

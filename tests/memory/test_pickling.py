@@ -1,4 +1,4 @@
-"""What goes into a batch comes out of it: values, types, dtypes, and memory that may be written to."""
+"""Pickling keeps a batch: its values, types and dtypes, in writable memory."""
 
 import dataclasses
 import pickle
@@ -52,7 +52,7 @@ def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 
 
 def test_the_next_one_of_a_kind_is_like_the_first() -> None:
-    """How a plain tensor was pickled is remembered; nothing else may be taken for one."""
+    """The streams of plain tensors are cached; no other tensor may match one."""
     plain = torch.arange(12.0)
     kinds = [
         plain,
@@ -166,7 +166,7 @@ steps = st.integers(1, 3)
 
 @st.composite
 def views(draw: st.DrawFn) -> list[torch.Tensor]:
-    """A few views of one storage, as people take them."""
+    """Some common views of one storage."""
     base = torch.arange(120, dtype=draw(st.sampled_from([torch.uint8, torch.float32, torch.int64])))
     taken = []
     for _ in range(draw(st.integers(1, 5))):
@@ -201,7 +201,7 @@ def test_views_of_one_array_by_several_tensors() -> None:
 
 
 def test_views_made_while_pickling() -> None:
-    """They are made anew each time that the value is pickled, at other addresses."""
+    """They are made again at each pickling, at other addresses."""
     first, second = through([Passing(), torch.arange(6)[:4], torch.arange(6)])[0].pair
     assert (first.tolist(), second.tolist()) == ([0, 1, 2, 3], [2, 3])
 

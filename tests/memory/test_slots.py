@@ -1,4 +1,4 @@
-"""Slots: reused while the user lets batches go, more of them while they are kept, and never a word out of place."""
+"""Slots: reused when the user drops batches, more of them while the user keeps batches, and never overwritten."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ LARGE = 100_000
 
 
 class Line:
-    """A worker's writer and a rank's reader, with the sockets between them, in one process."""
+    """A worker's writer and a rank's reader, connected by sockets, in one process."""
 
     def __init__(self) -> None:
         self.ends = socket.socketpair()
@@ -36,7 +36,7 @@ class Line:
         self.collate = slot_collate(self.writer, as_torch=False)
 
     def pass_on(self, samples: list[Any], collate: bool = True) -> Any:
-        """Give back what the rank returned, then carry one batch across."""
+        """Give spare slots back to the worker, then transfer one batch."""
         returned, dropped = self.loans.lend(tasks=1)
         for slot in returned:
             self.ring.release(slot)
@@ -57,7 +57,7 @@ def line() -> Iterator[Line]:
 
 @pytest.mark.parametrize("side", [4, 64])
 def test_a_collated_batch_has_no_gaps_wherever_it_lies(line: Line, side: int) -> None:
-    """Torch's `stack` alone keeps the order of the samples' own dimensions."""
+    """Only torch's `stack` keeps the memory order of the samples' dimensions."""
     samples = [torch.rand(2, 3, side, side).to(memory_format=torch.channels_last) for _ in range(2)]
     assert not torch.stack(samples).is_contiguous()
     for _ in range(2):  # before there is a slot, and in it
@@ -68,7 +68,7 @@ def test_a_collated_batch_has_no_gaps_wherever_it_lies(line: Line, side: int) ->
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks it up in /proc")
 def test_no_code_runs_when_memory_is_unmapped() -> None:
-    """An interrupt at the first line of a `__del__` would have the memory stay for good."""
+    """After an interrupt at the first line of a `__del__`, the memory would never be released."""
     descriptor = anonymous_file(LARGE)
     mapping = Mapping(descriptor, LARGE)
     os.close(descriptor)
@@ -213,7 +213,7 @@ def test_memory_that_is_refused_is_an_error_before_it_is_used() -> None:
 
 @pytest.mark.skipif(headroom() is None, reason="this system does not say how much memory is left")
 def test_memory_that_is_not_there_is_refused_rather_than_taken() -> None:
-    """The kernel would grant it, and then end a process."""
+    """The kernel would grant the memory, and then kill a process."""
     with pytest.raises(SlotTooLarge, match=r"\d+ bytes of memory are left"):
         anonymous_file((headroom() or 0) + 2**30)
 
@@ -260,7 +260,7 @@ def test_forty_descriptors_are_enough() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory by other rules")
 def test_freed_memory_is_reused_rather_than_faulted_in_anew() -> None:
-    """In a process of its own, since malloc learns for the life of a process."""
+    """Runs in a separate process, since malloc keeps its limits as long as a process lives."""
     script = (
         "import resource\n"
         "from headrace.memory.slots import keep_freed_memory\n"
@@ -278,7 +278,7 @@ def test_freed_memory_is_reused_rather_than_faulted_in_anew() -> None:
 
 @pytest.mark.parametrize("options", ["size=64k", "size=64k,ro"])
 def test_the_system_s_shared_memory_folder_is_not_needed(tmp_path: Path, options: str) -> None:
-    """In a process with a /dev/shm of its own, too small or read-only; and with few descriptors."""
+    """Runs in a process with its own /dev/shm, too small or read-only; and with few descriptors."""
     mount = f"mount -t tmpfs -o {options} tmpfs /dev/shm"
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
         pytest.skip("only root may mount another /dev/shm, on Linux")

@@ -1,4 +1,4 @@
-"""What cannot be pickled is named by where it is, whatever lies around it."""
+"""The part that cannot be pickled is named by its place in the value."""
 
 import multiprocessing
 import threading
@@ -28,7 +28,7 @@ class Slotted:
 
 
 class Careful(Box):
-    """Leaves its lock out, but not the rest."""
+    """Leaves out its lock only."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "lock"}
@@ -68,7 +68,7 @@ def test_the_path_is_named(batch: Any, where: str) -> None:
 
 
 def test_what_a_process_inherits_is_not_to_blame() -> None:
-    """A lock for processes is refused here, but not while a process is being started."""
+    """A multiprocessing lock cannot be pickled here, but can while a process starts."""
     dataset = Box(shared=multiprocessing.Lock(), own=threading.Lock())
     assert unpicklable_part(dataset, "dataset", TypeError()) == "dataset.own is a _thread.lock"
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line that the loader executes: nothing hangs, nothing is torn, nothing is left behind."""
+"""Ctrl-C at every line that the loader executes: nothing hangs, is left half done, or is left behind."""
 
 import _thread
 import gc
@@ -23,7 +23,7 @@ FOLDERS = (os.path.dirname(headrace.__file__), os.path.dirname(multiprocessing.p
 LENGTH = 5
 
 STRIDE = 83
-"""Every so many lines one is interrupted; a prime, so that loops are hit at different places."""
+"""The distance of interrupted lines; a prime, so that loops are hit at different places."""
 
 
 def numbers(batches: Any) -> list[int]:
@@ -102,7 +102,7 @@ def interrupted_everywhere(options: dict[str, Any], line: int, stride: int, monk
 
 
 def drop_interrupted(things: list[Any]) -> int:
-    """Drop the last of some things just when an interrupt has come, which nothing has looked for yet."""
+    """Drop the last of some objects when an interrupt is pending."""
     for _ in iter(_thread.interrupt_main, None):
         pass
     del things[-1:]
@@ -110,7 +110,7 @@ def drop_interrupted(things: list[Any]) -> int:
 
 
 class Noted(Droppable):
-    """Notes what is done when it is dropped; there may come more interrupts."""
+    """Records what runs when it is dropped; more interrupts may come."""
 
     def __init__(self, done: list[str], interrupts: int = 0) -> None:
         self.done, self.interrupts = done, interrupts
@@ -124,7 +124,7 @@ class Noted(Droppable):
 
 @pytest.fixture
 def complaints(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What Python has said of exceptions that nobody got."""
+    """Python's reports of exceptions that nobody caught."""
     made: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda event: made.append(event.exc_value))
     return made

@@ -1,4 +1,4 @@
-"""One torch thread computes a batch wherever it is computed, and the caller keeps its number."""
+"""Torch computes every batch with one thread, and the caller's number of threads is kept."""
 
 import threading
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def _two_threads() -> Iterator[None]:
 
 
 def of_new_threads() -> int:
-    """How many threads torch computes with in a thread that starts now."""
+    """The number of torch's threads in a thread that starts now."""
     seen: list[int] = []
     thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     thread.start()
@@ -30,7 +30,7 @@ def of_new_threads() -> int:
 
 
 class Sums(Dataset[Any]):
-    """Each sample is what several threads would round otherwise, and how many there are."""
+    """Each sample is a sum that several threads would round differently, and the number of threads."""
 
     def __init__(self) -> None:
         self.torch_threads = torch.get_num_threads()
@@ -62,7 +62,7 @@ def build() -> list[int]:
 
 
 def read(dataset: Any, **options: Any) -> list[Any]:
-    """Read a plan's batches, and see that the caller's number is what it was."""
+    """Read a plan's batches, and check that the caller's number of threads is unchanged."""
     batches = []
     for batch in DataLoader(dataset, **{"seed": 5, "batch_size": 3} | options):
         assert torch.get_num_threads() == of_new_threads() == 2

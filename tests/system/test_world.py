@@ -1,4 +1,4 @@
-"""Where rank and world size come from."""
+"""The sources of rank and world size."""
 
 import pytest
 import torch.distributed as dist

@@ -26,7 +26,7 @@ inherited: list[Any] = [[]]
 
 
 def echo(end: socket) -> None:
-    """Answer each message with this process's view of itself, until there is no more."""
+    """Answer each message with facts about this process, until the socket is closed."""
     process = multiprocessing.current_process()
     while end.recv(1):
         told = (
@@ -47,17 +47,17 @@ class Three:
         self.processes = [Process(FORK, target=echo, args=(its,), daemon=True) for _, its in self.pairs]
 
     def fork(self) -> None:
-        """Fork them."""
+        """Fork the processes."""
         fork_all([(process, [its]) for process, (_, its) in zip(self.processes, self.pairs, strict=True)])
 
     def told(self, number: int) -> Any:
-        """What one of them says."""
+        """The answer of one process."""
         self.ends[number].settimeout(LIMIT_S)
         self.ends[number].sendall(b"?")
         return literal_eval(self.ends[number].recv(1000).decode())
 
     def end(self) -> None:
-        """End those that are there."""
+        """End the processes that exist."""
         for end in self.ends:
             hang_up(end)
         for process in self.processes:

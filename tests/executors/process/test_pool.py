@@ -1,4 +1,4 @@
-"""What goes wrong with processes: each event ends in an error that says what happened, and leaves nothing behind."""
+"""Failures of processes: each ends in an error that says what happened, and leaves nothing behind."""
 
 import gc
 import os
@@ -156,7 +156,7 @@ def test_persistent_workers_that_died_are_replaced_at_the_next_epoch() -> None:
 
 
 def test_a_death_is_noticed_where_children_are_ignored(scripts: ScriptServer, tmp_path: Path) -> None:
-    """In a process of its own: nobody can wait for children then, multiprocessing included."""
+    """Runs in a separate process: with SIGCHLD ignored, nobody can wait for children, multiprocessing included."""
     script = tmp_path / "ignoring.py"
     script.write_text(
         "import signal\n"

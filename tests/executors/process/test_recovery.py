@@ -1,4 +1,4 @@
-"""Workers that die under a plan: nobody sees it in what is delivered. What ends them again and again is named."""
+"""Workers that die under a plan: the batches do not change. A task that ends them again and again is named."""
 
 import array
 import fcntl
@@ -37,7 +37,7 @@ def a_loader(dataset: Any, **options: Any) -> DataLoader[Any]:
 
 
 def undisturbed(dataset: Any, **options: Any) -> list[Any]:
-    """What no worker can disturb."""
+    """The batches of a run in which no worker dies."""
     return [flat(batch) for batch in DataLoader(dataset, seed=3, **{"batch_size": BATCH, **options})]
 
 
@@ -49,7 +49,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def read_on(reader: Any) -> tuple[list[int], list[BaseException]]:
-    """Read to the end, over errors; return the samples that came, and the errors."""
+    """Read to the end despite errors; return the samples and the errors."""
     seen, errors = [], []
     while True:
         try:
@@ -126,7 +126,7 @@ def test_what_was_answered_before_is_kept(gated: Any) -> None:
 
 
 def test_others_compute_it_at_once(gated: Any) -> None:
-    """The one that takes the dead one's place never comes up: the work does not wait for it."""
+    """The replacement never comes up: the work does not wait for it."""
     dataset = gated(0)
     gate, opener = os.pipe()
 
@@ -147,7 +147,7 @@ def test_others_compute_it_at_once(gated: Any) -> None:
 
 
 def test_the_oldest_comes_first(gated: Any) -> None:
-    """Worker 1 has what it was given, and then what worker 0 left; when it dies, too, all is in order again."""
+    """Worker 1 has its own tasks, then those of worker 0. When it dies, too, all tasks are in order again."""
     dataset = gated(0, 1)
     reader = iter(a_loader(dataset, batch_size=1))
     pool, window = reader._pool, list(reader._window)
@@ -261,7 +261,7 @@ def test_a_large_batch_half_in_its_slot(tmp_path: Path) -> None:
 
 
 def test_a_batch_half_in_the_socket(tmp_path: Path) -> None:
-    """16 parts of 16,000 bytes do not fit into a socket's buffer: what is there is a part of a message."""
+    """16 parts of 16,000 bytes do not fit into a socket's buffer: it holds a part of a message."""
     dataset = ManyParts(tmp_path, length=6, size=4_000)
     reader = iter(a_loader(dataset, batch_size=1, num_workers=1, collate_fn=first))
     end, waiting = reader._pool._peers[0].end, array.array("i", [0])
@@ -320,7 +320,7 @@ def test_persistent_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_a_reader_dropped_in_the_middle_of_a_restart(tmp_path: Path, start_method: str) -> None:
-    """The fixture that guards every test looks for processes and descriptors."""
+    """The fixture of all tests checks processes and descriptors."""
     dataset = Mortal(tmp_path, [3])
     reader = iter(a_loader(dataset, num_workers=1, batch_size=1, multiprocessing_context=start_method))
     assert [int(next(reader)["index"]) for _ in range(3)] == [0, 1, 2]

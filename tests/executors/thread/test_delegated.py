@@ -1,4 +1,4 @@
-"""What threads compute alone while the caller waits with a limit: what comes at the limit, and after it."""
+"""Batches that a thread computes exclusively while the caller waits with a limit: at the limit and after it."""
 
 import gc
 import random
@@ -29,12 +29,12 @@ def of_all() -> tuple[float, float, float]:
 
 
 def nested() -> float:
-    """Draw in a loader within, which seeds the global generators and puts them back."""
+    """Draw in a nested loader, which seeds the global generators and restores them."""
     return sum(value for ((_, value),) in DataLoader(Computed(2, lambda _: random.random()), seed=1, collate_fn=list))
 
 
 def idle(batches: Any) -> bool:
-    """Whether no worker is at work."""
+    """Tell whether no worker computes a batch."""
     return not any(batches._pool._threads.current)
 
 
@@ -45,7 +45,7 @@ DRAWS = [keyed, of_all, nested]
 @pytest.mark.parametrize("late", [1, 7])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_is_computed_alone_is_waited_for_with_the_limit(draw: Any, late: int) -> None:
-    """The first batch, and those of a dataset that draws; the next `next` waits for the same batch."""
+    """Covers the first batch, and batches of a dataset that draws. The next `next` waits for the same batch."""
     dataset = Gated(draw, late)
     expected = dataset.expected()
     batches = dataset.batches()
@@ -73,7 +73,7 @@ def test_what_is_computed_alone_is_waited_for_with_the_limit(draw: Any, late: in
 @pytest.mark.parametrize("late", [1, 7])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_runs_on_after_the_limit_leaves_the_callers_generators(draw: Any, late: int) -> None:
-    """But for what the sample under way draws itself, here last: then the caller has not seeded them yet."""
+    """Except for the numbers that the current sample draws itself, before the caller seeds the generators."""
     dataset = Gated(draw, late)
     expected = dataset.expected()
     batches = dataset.batches()
@@ -144,7 +144,7 @@ def test_a_stream_goes_on_after_the_limit() -> None:
 
 
 def test_a_batch_that_is_computed_twice_is_waited_for_with_the_limit() -> None:
-    """Since the caller has drawn while it was computed the first time."""
+    """It is computed again since the caller drew during the first time."""
     barrier, gate = threading.Barrier(2), threading.Event()
     times: list[int] = []
 

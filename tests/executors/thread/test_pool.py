@@ -1,4 +1,4 @@
-"""What only threads can do, and what only they can spoil."""
+"""Threads as workers: they compute at the same time, and share the global generators."""
 
 import random
 import threading
@@ -25,7 +25,7 @@ def read(dataset: Any, workers: int = 2, **options: Any) -> list[Any]:
 
 
 def test_batches_are_computed_at_the_same_time() -> None:
-    """Those after the first, which is tried alone; they would wait in vain otherwise."""
+    """This holds after the first batch, which is computed alone. Otherwise the barrier would time out."""
     barrier = threading.Barrier(2)
     dataset = Computed(5, lambda index: index and barrier.wait(LIMIT_S) >= 0)
     assert [index for ((index, _),) in read(dataset)] == [0, 1, 2, 3, 4]
@@ -114,7 +114,7 @@ def test_the_callers_draws_are_told_from_the_datasets() -> None:
 
 
 class Nested(Dataset[float]):
-    """Each sample is what a loader of its own reads, in threads or in a forked process."""
+    """Each sample is read by a nested loader, in threads or in a forked process."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
