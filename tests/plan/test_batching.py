@@ -3,16 +3,21 @@
 import pickle
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import Balanced, Order, Plan, Sequential, Shuffled, World
+from headrace import Balanced, DataLoader, Order, Plan, Sequential, Shuffled, World
 from headrace.plan.batching import Batching, EvenBatches
+from headrace.progress import source
 from headrace.types import TAILS, PlanTask, Tail
 from headrace.worker.work import Work
 from headrace.worker.worker import Worker
+from plan.plan_cases import PROPERTY
 
 
 class Growing(Batching):
@@ -56,6 +61,7 @@ def read(plan: Plan, epoch: int, cursor: int) -> list[list[int]]:
     return [plan.positions(epoch, step, cursor).tolist() for step in range(plan.steps(epoch, cursor))]
 
 
+@PROPERTY
 @given(st.integers(1, 60), st.integers(1, 5), st.sampled_from(TAILS), st.integers(0, 3), st.data())
 def test_every_rank_has_its_share_of_batches_that_grow(
     length: int, ranks: int, tail: Tail, epoch: int, data: st.DataObject
@@ -80,12 +86,71 @@ def test_every_rank_has_its_share_of_batches_that_grow(
         assert mine[0].end(epoch, cursor) == length
 
 
+@PROPERTY
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(0, 2), st.sampled_from([Shuffled(), Sequential()]))
 def test_workers_compute_them(length: int, ranks: int, epoch: int, order: Order) -> None:
     for plan in plans(order, length, ranks, "pad"):
         worker = Worker(Work(dataset=range(length), collate_fn=list, batched=True, plan=plan))
         batches = [worker.run_inline(PlanTask(epoch, step)) for step in range(plan.steps(epoch))]
         assert batches == [plan.batch(epoch, step).tolist() for step in range(plan.steps(epoch))]
+
+
+EXECUTORS: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "threads": {"num_workers": 2, "executor": "thread"},
+    "processes": {"num_workers": 2},
+}
+
+
+@pytest.mark.parametrize("dataset", [range(23), torch.arange(23)], ids=["samples", "in memory"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("tail", TAILS)
+def test_loaders_read_and_resume_them(tail: Tail, executor: str, dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a change to the loader: it is only given another batching."""
+    monkeypatch.setattr(source, "Plan", partial(Plan, batching=Growing))
+
+    def loader(rank: int) -> DataLoader[Any]:
+        options = EXECUTORS[executor]
+        return DataLoader(dataset, 2, shuffle=True, seed=3, tail=tail, distributed=World(rank, 2), **options)
+
+    loaders, mine = [loader(rank) for rank in range(2)], plans(Shuffled(), 23, 2, tail)
+    counted = [0, 0]
+    for epoch in range(2):
+        states: list[list[dict[str, Any]]] = []
+        for rank in range(2):
+            expected = [mine[rank].batch(epoch, step).tolist() for step in range(mine[rank].steps(epoch))]
+            assert len(loaders[rank]) == len(expected)
+            states.append([])
+            batches = []
+            for batch in loaders[rank]:
+                batches.append(batch.tolist())
+                states[rank].append(loaders[rank].state_dict())
+            assert batches == expected
+            counted[rank] += sum(map(len, expected))
+            assert loaders[rank].stats().samples == counted[rank]
+            for step, state in list(enumerate(states[rank][:-1]))[:: 1 if executor == "inline" else 3]:
+                resumed = loader(rank)
+                resumed.load_state_dict(state)
+                assert [batch.tolist() for batch in resumed] == expected[step + 1 :]
+        assert all(one == other for one, other in zip(*states, strict=False)), "the same on every rank"
+
+
+@PROPERTY
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 5), st.sampled_from(TAILS), st.booleans(), st.data())
+def test_the_remainder_is_what_the_last_global_batch_has_besides_pads(
+    length: int, ranks: int, batch_size: int, tail: Tail, grows: bool, data: st.DataObject
+) -> None:
+    batching = Growing if grows else EvenBatches
+    mine = [
+        Plan(Sequential(), length, batch_size, World(rank, ranks), tail, batching=batching) for rank in range(ranks)
+    ]
+    reached = [0, *(mine[0].cursor_after(1, step) for step in range(mine[0].most_steps(1)))]
+    cursor = data.draw(st.sampled_from(reached) if grows else st.integers(0, length))
+    steps = mine[0].most_steps(1, cursor)
+    last = [plan.positions(1, steps - 1, cursor) for plan in mine if 0 < steps == plan.steps(1, cursor)]
+    unpadded = sum(int((positions < length).sum()) for positions in last)
+    whole = tail == "drop" or (not grows and unpadded == ranks * batch_size)
+    assert {plan.remainder(1, cursor) for plan in mine} == {0 if whole else unpadded}
 
 
 def test_a_run_goes_on_from_any_batch() -> None:

@@ -41,8 +41,7 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
     plan = loader._source.plan()
     loader._schedule.begin()
     reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches)
-    left = plan.samples - reading.start.samples
-    link = loader._link(lambda: reading.steps, 0 if plan.tail == "drop" else left % plan.global_batch)
+    link = loader._link(lambda: reading.steps, plan.remainder(reading.start.epoch, reading.start.samples))
     reading.observers = () if link is None else (link,)
     pool = loader._iterator if persistent else None
     if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):

@@ -53,7 +53,11 @@ def _brief(parameter: Any) -> str:
 
 
 class Order(ABC):
-    """Which sample stands at which global position of an epoch. A value: it holds no seed and no progress."""
+    """Which sample stands at which global position of an epoch. A value: it holds no seed and no progress.
+
+    A new order is a subclass in a module of its own; a `Plan` needs only `samples` and `epoch` from it. Every epoch has
+    the same number of samples. The number of steps may differ by epoch: a `Batching` decides it.
+    """
 
     random: bool = True
     """Whether the sequence changes with seed and epoch."""

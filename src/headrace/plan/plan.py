@@ -142,6 +142,18 @@ class Plan:
         """Count the steps of the ranks that have most: the global batches of an epoch begun at `cursor`."""
         return self._batches.steps(epoch, cursor)
 
+    def remainder(self, epoch: int, cursor: int = 0) -> int:
+        """Count the samples of the last global batch that are no pads.
+
+        It is 0 if there is no such batch, with `tail="drop"`, and where batches are `even` and the last is whole.
+        """
+        steps = self._batches.steps(epoch, cursor)
+        if not steps or self.tail == "drop":
+            return 0
+        start, _ = self._batches.bounds(epoch, steps - 1, cursor)
+        last = self.samples - start
+        return last % self.global_batch if self.even else last
+
     def size(self, epoch: int, step: int, cursor: int = 0) -> int:
         """Count the samples this rank reads at a step."""
         start, stop = self._batches.bounds(epoch, step, cursor)
