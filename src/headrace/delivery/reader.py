@@ -133,14 +133,14 @@ class Reader(Droppable, Iterator[Any]):
                     self._compute(direct)
             if not staged:
                 self._finish()
-            # Here rather than in a method of its own: a call is a hundredth of what a batch in memory takes.
+            # Not in a method of its own: a call takes a hundredth of the time of an in-memory batch.
             number, worker, samples, batch, resume, stage_s, future, error = staged[0]
             nth, last = self._delivered + 1, staging.ended and len(staged) == 1
             for observer in self._observers:
                 observer.delivering(nth, number, worker, samples, resume, last)
             self._delivered = nth
             if error is not None:
-                del error  # its traceback will hold this frame
+                del error  # or its traceback, which refers to this frame, would keep itself alive
                 self._raise_staged()
             meter = self._meter
             meter.batches += 1

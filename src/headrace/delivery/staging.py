@@ -20,10 +20,10 @@ class StagingQueue:
     no length tells which batch is the last, staging one batch ahead does.
 
     Args:
-        ahead: How many batches are staged behind the one that is delivered next.
+        ahead: The number of batches that are staged in addition to the one that is delivered next.
 
     Attributes:
-        batches: What is staged, the next one first.
+        batches: The staged batches, the next one first.
         ended: Whether nothing more will be staged in this pass.
     """
 

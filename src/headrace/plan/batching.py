@@ -21,8 +21,7 @@ class Batching(ABC):
     """
 
     even: bool = False
-    """Whether every rank has `batch_size` samples at every step but the last: several steps are then evaluated at once.
-    """
+    """Whether every rank has `batch_size` samples at every step but the last; steps are then evaluated together."""
 
     def __init__(self, samples: int, ranks: int, batch_size: int, tail: Tail) -> None:
         self.samples, self.ranks, self.batch_size, self.tail = samples, ranks, batch_size, tail

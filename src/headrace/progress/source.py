@@ -1,4 +1,4 @@
-"""What a loader reads: its dataset, who decides on the samples, and how the ranks share them."""
+"""What a loader reads: its dataset, what decides on the samples, and how the ranks share them."""
 
 import warnings
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from headrace.worker.sharing import StreamShare
 
 
 class Kind(Enum):
-    """Who decides on a loader's samples; the values are the names of the modes in a `State`."""
+    """What decides on a loader's samples; the values are the names of the modes in a `State`."""
 
     PLAN = "plan"
     """A plan."""
@@ -47,7 +47,7 @@ class Source:
     """The loader's arguments that decide what is read, and what is found out only when iteration begins.
 
     Attributes:
-        kind: Who decides on the samples.
+        kind: What decides on the samples.
         dataset: The user's dataset.
         batch_size: Samples per rank and step.
         tail: The tail rule, resolved.
@@ -101,7 +101,7 @@ class Source:
 
     @property
     def mode(self) -> str:
-        """Who decides on the samples of the next epoch, as a `State` names it."""
+        """What decides on the samples of the next epoch, as a `State` names it."""
         return Kind.PLAN.value if self.kind is Kind.PARITY and self.planned() else self.kind.value
 
     @property

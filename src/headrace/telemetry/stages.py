@@ -17,8 +17,8 @@ class StageTimes(NamedTuple):
         read_s: Fetching samples; of a dataset with `read_many` only the raw samples. Also gathering a batch of an
             in-memory dataset, and reading an iterable dataset.
         read_cpu_s: The CPU time of that; 0 for a batch that was gathered in the rank's own process.
-        decode_s: Decoding samples, where the dataset has `read_many` and `decode`; else 0. What could not be read with
-            the batch, and so was read alone, is in it.
+        decode_s: Decoding samples, where the dataset has `read_many` and `decode`; else 0. It includes reading samples
+            one by one, after reading them together has failed.
         decode_cpu_s: The CPU time of that.
         collate_s: Merging the samples to a batch.
         collate_cpu_s: The CPU time of that.

@@ -54,7 +54,7 @@ class Worker:
     """Runs tasks one at a time; keeps its pass over an iterable dataset from task to task.
 
     Attributes:
-        work: What to do.
+        work: The work, fixed while the pool lives.
         worker_id: The worker's number.
         workers: How many workers share the steps.
         remarks: Remarks about the last task, its batch or the error in its place.
@@ -97,7 +97,7 @@ class Worker:
         """Return the batch of a task, or a `StreamEnd`; exceptions of the user's code get a note and pass through.
 
         Args:
-            task: What to compute.
+            task: The task.
             number: The task's number among the worker's, from 0; by default the next.
             seeded: Whether to seed the process's generators where the work is keyed. Workers that share them do not.
         """
