@@ -100,7 +100,7 @@ class ManualPool(Pool):
         if outcome is None:
             outcome = self._workers_by_id[future.worker].run_inline(task)
             future.remarks.extend(self._workers_by_id[future.worker].remarks)
-            future.stage_s = self._workers_by_id[future.worker].clock.seconds
+            future.packed_stages = self._workers_by_id[future.worker].clock.packed()
         future.resolve(outcome)
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:

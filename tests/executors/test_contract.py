@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -337,9 +337,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[StageTimes]:
     told: list[StageTimes] = []
     count = Meter.count_stages
 
-    def listen(meter: Meter, seconds: Sequence[float]) -> None:
-        told.append(StageTimes(*seconds))
-        count(meter, seconds)
+    def listen(meter: Meter, packed: bytes) -> None:
+        told.append(StageTimes.unpacked(packed))
+        count(meter, packed)
 
     monkeypatch.setattr(Meter, "count_stages", listen)
     return told

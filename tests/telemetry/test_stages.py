@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from headrace import DataLoader
 from headrace.telemetry import stages
-from headrace.telemetry.stages import COLLATE, DECODE, ENCODE, READ, StageClock, StageTimes
+from headrace.telemetry.stages import COLLATE, DECODE, ENCODE, PACKED, READ, StageClock, StageTimes
 from headrace.telemetry.stats import Meter
 from headrace.testing import FakeDataset, ManualExecutor
 
@@ -34,7 +34,7 @@ def test_each_lap_is_one_stages_and_a_stage_may_have_several(monkeypatch: pytest
         for stage in (READ, DECODE, COLLATE, READ, COLLATE, ENCODE, ENCODE, READ):
             clock.lap(stage)
         clock.add_cpu(DECODE, 0.5)
-        assert StageTimes(*clock.seconds) == (12, 3, 4, 1.5, 8, 2, 8, 2)
+        assert StageTimes.unpacked(clock.packed()) == (12, 3, 4, 1.5, 8, 2, 8, 2)
 
 
 def test_a_short_stage_used_the_cpu_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,18 +46,19 @@ def test_a_short_stage_used_the_cpu_all_the_time(monkeypatch: pytest.MonkeyPatch
         wall[0] += took
         cpu[0] += used
         clock.lap(stage)
-    assert clock.seconds == pytest.approx([1e-5, 1e-5, 1, 0.25 - 1e-5, 2e-5, 2e-5, 3, 2])
+    assert StageTimes.unpacked(clock.packed()) == pytest.approx([1e-5, 1e-5, 1, 0.25 - 1e-5, 2e-5, 2e-5, 3, 2])
 
 
 @pytest.mark.parametrize("batches", [0, 1, 255, 256, 257, 1000])
 def test_sums(batches: int) -> None:
     meter = Meter()
     for number in range(batches):
-        meter.count_stages(range(8))
+        meter.count_stages(PACKED.pack(8, 1, 6, 2, 4, 3, 2, 1))
         if number == 300:
-            assert meter.read().read_cpu_s == 301
+            assert meter.read().read_cpu_s == 301 * 7
     stats = meter.read()
-    assert [getattr(stats, name) for name in StageTimes._fields] == [batches * stage for stage in range(8)]
+    each = (8, 7, 6, 4, 4, 1, 2, 1)  # the time without the CPU is packed, the time with it is told
+    assert [getattr(stats, name) for name in StageTimes._fields] == [batches * time for time in each]
     assert pickle.loads(pickle.dumps(meter)).read() == meter.read() == stats
 
 

@@ -102,16 +102,11 @@ class Reader(Droppable, Iterator[Any]):
         for _ in range(self._delivery.ahead):
             self._submit_next()
 
-    def __next__(self) -> Any:
-        if _profiled():
+    def __next__(self, recorded: bool = False) -> Any:
+        # One function, since a call takes a hundredth of the time of an in-memory batch.
+        if not recorded and _profiled():
             with torch.autograd.profiler.record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
-                return self._next()
-        return self._next()
-
-    def __len__(self) -> int:
-        return self._pass.length()
-
-    def _next(self) -> Any:
+                return self.__next__(recorded=True)
         started_s = perf_counter()
         if self._may_move:
             with InterruptsHeld():
@@ -124,18 +119,17 @@ class Reader(Droppable, Iterator[Any]):
             staging = self._staging
             staged = staging.batches
             if direct is None:
-                while len(staged) <= staging.ahead and not staging.ended:
+                while len(staged) < staging.wanted:
                     self._await()
             else:
                 if direct.remarks:  # left over: a warnings filter made an earlier remark an error
                     self._heed(direct.remarks)
-                while len(staged) <= staging.ahead and not staging.ended:
+                if len(staged) < staging.wanted:
                     self._compute(direct)
             if not staged:
                 self._finish()
-            # Not in a method of its own: a call takes a hundredth of the time of an in-memory batch.
-            number, worker, samples, batch, resume, stage_s, future, error = staged[0]
-            nth, last = self._delivered + 1, staging.ended and len(staged) == 1
+            number, worker, samples, batch, resume, stages, future, error = staged[0]
+            nth, last = self._delivered + 1, not staging.wanted and len(staged) == 1
             for observer in self._observers:
                 observer.delivering(nth, number, worker, samples, resume, last)
             self._delivered = nth
@@ -145,8 +139,8 @@ class Reader(Droppable, Iterator[Any]):
             meter = self._meter
             meter.batches += 1
             meter.samples += samples
-            if stage_s is not None:
-                meter.count_stages(stage_s)
+            if stages is not None:
+                meter.count_stages(stages)
             if future is not None:
                 meter.received_bytes += future.size_bytes
                 meter.transport_s += future.transport_s
@@ -155,11 +149,15 @@ class Reader(Droppable, Iterator[Any]):
             return batch
         finally:
             meter, now_s = self._meter, perf_counter()
-            meter.wait_s += now_s - started_s
             if direct is not None and direct.gathers:
                 meter.gathered_s += now_s - started_s
+            else:
+                meter.wait_s += now_s - started_s
             meter.elapsed_s += now_s - (self._last_s or started_s)
             self._last_s = now_s
+
+    def __len__(self) -> int:
+        return self._pass.length()
 
     def _raise_staged(self) -> NoReturn:
         """Raise the error that is staged first."""
@@ -171,15 +169,16 @@ class Reader(Droppable, Iterator[Any]):
             del error  # its traceback holds this frame
 
     def _compute(self, direct: Worker) -> None:
-        """Compute the next batch in the caller's thread and stage it. Every microsecond counts here."""
-        staged = self._staging.batches
+        """Compute as many batches in the caller's thread as are wanted, and stage them. Every microsecond counts."""
+        staging, transforms = self._staging, self._delivery.transforms
+        staged = staging.batches
         try:
             for task in self._tasks:  # faster than next()
                 number, resume = self._number, None
                 try:
                     outcome = direct.run_inline(task)
-                    samples = self._size(task)
-                    if type(outcome) is Portion or self._delivery.transforms:
+                    kind, samples = type(outcome), self._size(task)
+                    if transforms or kind is Portion:
                         samples, outcome, resume = self._transformed(outcome, samples)
                 except BaseException as error:
                     if isinstance(error, KeyboardInterrupt) and self._pass.repeatable:
@@ -189,31 +188,31 @@ class Reader(Droppable, Iterator[Any]):
                     self._heed(direct.remarks)
                     if raises:
                         raise
-                    break
-                if type(outcome) is StreamEnd:
-                    self._tell_end(0, outcome)
-                    self._staging.ended = True
                 else:
-                    stage_s = None if direct.gathers else direct.clock.seconds
-                    staged.append((number, 0, samples, outcome, resume, stage_s, None, None))
-                    self._number = number + 1
-                break
-            else:
-                self._staging.ended = True
+                    if kind is StreamEnd:
+                        self._tell_end(0, outcome)
+                        staging.end()
+                    else:
+                        stages = None if direct.gathers else direct.clock.packed()
+                        staged.append((number, 0, samples, outcome, resume, stages, None, None))
+                        self._number = number + 1
+                    if direct.remarks:
+                        self._heed(direct.remarks)
+                if len(staged) >= staging.wanted:
+                    return
+            staging.end()
         except KeyboardInterrupt:  # it may have ended the iterator of tasks, or interrupted a task
             if self._pass.repeatable:
                 self._number = max(self._number, staged[-1][0] + 1 if staged else 0)
                 self._tasks = self._pass.tasks(self._number)
             raise
-        if direct.remarks:
-            self._heed(direct.remarks)
 
     def _await(self) -> None:
         """Wait for the next batch from the workers and stage it. Its future stays in the window until then."""
         if not self._filled:
             self._fill()
         if not self._window:
-            self._staging.ended = True
+            self._staging.end()
             return
         future = self._next_done()
         try:
@@ -236,7 +235,7 @@ class Reader(Droppable, Iterator[Any]):
         if type(outcome) is not StreamEnd:
             number, worker = future.number, future.worker
             try:
-                self._submit_next(future, (number, worker, samples, batch, resume, future.stage_s, future, None))
+                self._submit_next(future, (number, worker, samples, batch, resume, future.packed_stages, future, None))
             except Exception as error:  # from the user's sampler: as in torch, it takes this batch's place
                 self._window.remove(future)
                 if self._replace_by(error, number, worker, future.samples):
@@ -271,7 +270,7 @@ class Reader(Droppable, Iterator[Any]):
         while remarks:
             remark = remarks.pop(0)
             if isinstance(remark, str):
-                warnings.warn(remark, stacklevel=5)
+                warnings.warn(remark, stacklevel=4)
             else:
                 self._meter.record(remark)
 
@@ -336,10 +335,11 @@ class Reader(Droppable, Iterator[Any]):
     def _next_done(self) -> Future:
         """Wait until the next future to be delivered is done, and return it."""
         assert self._pool is not None
-        candidates = [self._window[0]] if self._delivery.in_order else list(self._window)
+        in_order = self._delivery.in_order
+        candidates = [self._window[0]] if in_order else list(self._window)
         if not self._pool.wait(candidates, self._delivery.timeout_s or None):
             raise _late(self._delivery.timeout_s, self._pool.describe(self._window))
-        return next(filter(Future.done, candidates))
+        return candidates[0] if in_order else next(filter(Future.done, candidates))
 
     def _tell_observers(self, number: int, worker: int, samples: int) -> None:
         """Tell the observers of an error that is about to be raised in the place of a batch."""

@@ -1,16 +1,16 @@
 """The staging queue: batches that are computed and not delivered yet, and errors in the places of batches."""
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from headrace.executors.future import Future
+from headrace.telemetry.stages import Packed
 
-Staged: TypeAlias = tuple[int, int, int, Any, Any, Sequence[float] | None, Future | None, BaseException | None]
+Staged: TypeAlias = tuple[int, int, int, Any, Any, Packed | None, Future | None, BaseException | None]
 """A batch on its way to the user, as a plain tuple, since one is made for every batch: the number of its task in the
 pass, from 0; the worker that computed it; the number of its samples; the batch, as the user gets it; the place after it
-in a worker's copy of an iterable dataset, or None; the times of its stages, as in `StageTimes`, or None if the caller's
-thread gathered it; its future, None if the caller's thread computed it; and the error in its place, or None."""
+in a worker's copy of an iterable dataset, or None; its packed `StageTimes`, or None if the caller's thread
+gathered it; its future, None if the caller's thread computed it; and the error in its place, or None."""
 
 
 class StagingQueue:
@@ -24,17 +24,22 @@ class StagingQueue:
 
     Attributes:
         batches: The staged batches, the next one first.
-        ended: Whether nothing more will be staged in this pass.
+        wanted: The number of batches that are staged before one is delivered; 0 if nothing more will be staged in this
+            pass.
     """
 
-    __slots__ = ("ahead", "batches", "ended")
+    __slots__ = ("_ahead", "batches", "wanted")
 
     def __init__(self, ahead: int = 0) -> None:
-        self.ahead = ahead
+        self._ahead = ahead
         self.batches: deque[Staged] = deque()
-        self.ended = False
+        self.wanted = 1 + ahead
+
+    def end(self) -> None:
+        """Stage nothing more in this pass."""
+        self.wanted = 0
 
     def clear(self) -> None:
         """Drop everything, for another pass."""
         self.batches.clear()
-        self.ended = False
+        self.wanted = 1 + self._ahead

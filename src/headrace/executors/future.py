@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NoReturn
@@ -11,7 +11,7 @@ from torch._utils import ExceptionWrapper
 
 from headrace.errors import note
 from headrace.memory.pickling import dump
-from headrace.telemetry.stages import NO_TIMES, StageTimes
+from headrace.telemetry.stages import NO_TIMES, Packed, StageTimes
 from headrace.types import Remark
 
 
@@ -71,7 +71,7 @@ class Future:
         number: The number of the reader's task; set by the reader.
         size_bytes: How many bytes have come from another process for it.
         remarks: The worker's remarks; complete when the result was asked for.
-        stage_s: What the worker spent on each stage of the batch, in seconds, in the order of `StageTimes`.
+        packed_stages: What the worker spent on each stage of the batch, packed; `stages` has it as numbers.
         transport_s: The time that the rank spent to receive and rebuild the batch, in seconds: reading its bytes once
             they are there, copying them out of Ray's store, mapping its slot, unpickling. 0 in the rank's own process.
         wait_s: The time that the caller waited for it inside `next()`, in seconds; set by the reader.
@@ -84,10 +84,10 @@ class Future:
         "_outcome",
         "_rebuild",
         "number",
+        "packed_stages",
         "remarks",
         "samples",
         "size_bytes",
-        "stage_s",
         "transport_s",
         "wait_s",
         "worker",
@@ -97,7 +97,7 @@ class Future:
         self.worker = worker
         self.samples = self.number = self.size_bytes = 0
         self.remarks: list[Remark] = []
-        self.stage_s: Sequence[float] = NO_TIMES
+        self.packed_stages: Packed = NO_TIMES
         self.transport_s = self.wait_s = 0.0
         self._done = False
         self._outcome: Any = None
@@ -107,7 +107,7 @@ class Future:
     @property
     def stages(self) -> StageTimes:
         """What the worker spent on each stage of the batch."""
-        return StageTimes._make(self.stage_s)
+        return StageTimes.unpacked(self.packed_stages)
 
     def done(self) -> bool:
         """Tell whether the outcome is there."""

@@ -43,7 +43,7 @@ class _InlinePool(Pool):
         except BaseException as error:  # noqa: BLE001 - it is raised where the batch would have been returned
             future.fail(error)
         future.remarks.extend(self._worker.remarks)
-        future.stage_s = self._worker.clock.seconds
+        future.packed_stages = self._worker.clock.packed()
         return future
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:

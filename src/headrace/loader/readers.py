@@ -150,7 +150,7 @@ def _drawn(loader: Any) -> Iterator[Task]:
         sampler is not None
         and isinstance(batches, BatchSampler)
         and loader.collate_fn is default_collate
-        and in_memory.knows(loader.dataset)
+        and in_memory.gatherer(loader.dataset)
         and len(loader.dataset)
     ):
         return sampler.rows(batches.batch_size, batches.drop_last)

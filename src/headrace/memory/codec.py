@@ -3,6 +3,7 @@
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +97,7 @@ class SlotWriter:
         if number < 0 and not self._ring.given_up:
             return _HEAD_ALONE
         given_up, self._ring.given_up = self._ring.given_up, []
-        words = [number, len(given_up), *given_up, *(coordinate for place in places for coordinate in place)]
+        words = [number, len(given_up), *given_up, *chain.from_iterable(places)]
         return memoryview(struct.pack(f"<{len(words)}q", *words))
 
     def _lay_out(self, parts: Sequence[Part], sizes: Sequence[int], inline: set[int]) -> list[tuple[int, int]]:
@@ -109,14 +110,15 @@ class SlotWriter:
                 places[number] = (inside or 0, size)
                 if inside is None:
                     missing.append(number)
-        needed = self._used + sum(sizes[number] + ALIGNMENT for number in missing)
-        if self._slot is None or needed > self._slot[1].size:
-            return self._move(parts, sizes, inline)
-        view = self._slot[1].view()
-        for number in missing:
-            start = -(-self._used // ALIGNMENT) * ALIGNMENT
-            self._used = copy_into(view, start, parts[number])
-            places[number] = (start, sizes[number])
+        if missing:
+            needed = self._used + sum(sizes[number] + ALIGNMENT for number in missing)
+            if self._slot is None or needed > self._slot[1].size:
+                return self._move(parts, sizes, inline)
+            view = self._slot[1].view()
+            for number in missing:
+                start = -(-self._used // ALIGNMENT) * ALIGNMENT
+                self._used = copy_into(view, start, parts[number])
+                places[number] = (start, sizes[number])
         self._ring.used(self._used)
         return places
 

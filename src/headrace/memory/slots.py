@@ -261,7 +261,7 @@ class Loans:
         needs a new one. It gets one for each new task: slots sent with a later task would come too late.
         """
         back: list[int] = []
-        while len(back) < new and self.lent < tasks and self.spare:
+        for _ in range(min(new, tasks - self.lent, len(self.spare))):
             back.append(self.spare.popleft().slot)
             self.lent += 1
         dropped, self._dropped = self._dropped, []

@@ -1,13 +1,15 @@
 """Ctrl-C at a safe time: code that must not be interrupted finishes first."""
 
-# The public module wraps every call in enumerations, at ten times the cost.
-import _signal as signal  # type: ignore[import-not-found]
 import _thread
 import atexit
 import functools
 import os
 import threading
 import weakref
+
+# The public module wraps every call in enumerations, at ten times the cost.
+from _signal import SIG_IGN, SIGINT, getsignal, signal  # type: ignore[import-not-found]
+from _thread import get_ident
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from types import FrameType, TracebackType
@@ -22,17 +24,17 @@ _main = threading.main_thread().ident
 def _become_main() -> None:
     """In a forked child, note its main thread: the one that forked. Leave the blocks of the former main thread."""
     global _main  # noqa: PLW0603 - read too often for an attribute
-    if _main != threading.get_ident():
-        _main = threading.get_ident()
+    if _main != get_ident():
+        _main = get_ident()
         _leave_blocks()
 
 
 def _leave_blocks() -> None:
     """Restore the signal handler that was set before all `InterruptsHeld` blocks."""
-    handler = signal.getsignal(signal.SIGINT)
+    handler = getsignal(SIGINT)
     while isinstance(owner := getattr(handler, "__self__", None), InterruptsHeld):
         handler = owner._before
-        signal.signal(signal.SIGINT, handler)
+        signal(SIGINT, handler)
 
 
 if hasattr(os, "register_at_fork"):
@@ -46,15 +48,16 @@ class InterruptsHeld:
     """
 
     __slots__ = ("_before", "_frame")
+    _before: Any
+    _frame: FrameType | None
 
     def __enter__(self) -> "InterruptsHeld":
-        self._frame: FrameType | None = None
-        self._before: Any = None
-        if threading.get_ident() == _main:
-            before = signal.getsignal(signal.SIGINT)
+        self._frame = self._before = None
+        if get_ident() == _main:
+            before = getsignal(SIGINT)
             if callable(before):
                 self._before = before
-                signal.signal(signal.SIGINT, self._note)
+                signal(SIGINT, self._note)
         return self
 
     def allowed(self) -> "InterruptsAllowed":
@@ -68,9 +71,9 @@ class InterruptsHeld:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+            signal(SIGINT, self._before)
             if self._frame is not None:
-                self._before(signal.SIGINT, self._frame)
+                self._before(SIGINT, self._frame)
 
 
 class InterruptsAllowed:
@@ -87,16 +90,16 @@ class InterruptsAllowed:
     def __enter__(self) -> None:
         held = self._held
         if held._before is not None:
-            signal.signal(signal.SIGINT, held._before)
+            signal(SIGINT, held._before)
             frame, held._frame = held._frame, None
             if frame is not None:
-                held._before(signal.SIGINT, frame)
+                held._before(SIGINT, frame)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._held._before is not None:
-            signal.signal(signal.SIGINT, self._held._note)
+            signal(SIGINT, self._held._note)
 
 
 class Droppable:
@@ -181,4 +184,4 @@ class Interruptible:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal(SIGINT, SIG_IGN)

@@ -3,11 +3,12 @@
 import logging
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.telemetry.stages import NO_TIMES, StageTimes
+import numpy as np
+
+from headrace.telemetry.stages import NO_TIMES, Packed, StageTimes
 from headrace.types import Replaced
 
 REPLACEMENTS_KEPT = 100
@@ -84,14 +85,14 @@ class Meter:
     """The counts behind `Stats`, under the same names; readers add to it at every batch.
 
     Attributes:
-        gathered_s: The part of `read_s` of batches that the caller's own thread gathered, in seconds.
+        gathered_s: The part of `wait_s` in which the caller's own thread gathered batches, in seconds; it is not in
+            the meter's `wait_s`.
     """
 
     def __init__(self) -> None:
         self.batches = self.samples = self.received_bytes = self.restarts = self.replaced = 0
         self.transport_s = self.wait_s = self.elapsed_s = self.gathered_s = 0.0
-        self._stages = NO_TIMES
-        self._unsummed: list[Sequence[float]] = []
+        self._stages: list[Packed] = [NO_TIMES]  # a sum, then those of single batches
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
         self._broken = False
@@ -107,17 +108,17 @@ class Meter:
     def _note_broken(self) -> None:
         self._broken = True
 
-    def count_stages(self, seconds: Sequence[float]) -> None:
-        """Count what a worker spent on a batch, in the order of `StageTimes`."""
-        unsummed = self._unsummed
-        unsummed.append(seconds)
-        if len(unsummed) >= _SUMMED_TOGETHER:
+    def count_stages(self, packed: Packed) -> None:
+        """Count what a worker spent on a batch, as packed `StageTimes`."""
+        stages = self._stages
+        stages.append(packed)
+        if len(stages) > _SUMMED_TOGETHER:
             self._sum_stages()
 
-    def _sum_stages(self) -> None:
-        times: list[Sequence[float]] = [self._stages, *self._unsummed]
-        self._unsummed = []
-        self._stages = StageTimes(*map(sum, zip(*times, strict=True)))
+    def _sum_stages(self) -> StageTimes:
+        times = np.frombuffer(b"".join(self._stages), "<f8").reshape(-1, 8)
+        self._stages = [times.sum(0).tobytes()]
+        return StageTimes.unpacked(*self._stages)
 
     def record(self, replaced: Replaced) -> None:
         """Count a sample that was replaced, keep its details, and log it as a warning."""
@@ -132,10 +133,11 @@ class Meter:
         """Return the statistics as they are now."""
         pool = self._pool and self._pool()
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
-        self._sum_stages()
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        counts |= self._stages._asdict()
-        counts["read_s"] += counts.pop("gathered_s")
+        counts |= self._sum_stages()._asdict()
+        gathered_s = counts.pop("gathered_s")
+        counts["read_s"] += gathered_s
+        counts["wait_s"] += gathered_s
         return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -50,6 +50,16 @@ class _Batch:
         self.replaced: dict[int, Replaced] = {}
 
 
+class _Lookup:
+    """Calls a function by subscript: the line that asks a dataset for a sample then decodes raw samples, too."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._function(item)
+
+
 class Fetcher:
     """Fetches from a map-style dataset.
 
@@ -111,8 +121,9 @@ class Fetcher:
         thread_randomness.keyed = keyed = KeyedGenerators(keys, 0)
         if self._in_bulk:
             return self._bulk(indices, keyed, seeded, step)
-        indices = list(indices)
-        pair = self._pair if self._batched or type(indices[0]) is not list else None
+        indices, pair = list(indices), self._pair
+        if not self._batched and type(indices[0]) is list:
+            pair = None
         batch = _Batch(indices, keys, seeded, step, pair)
         # Where generators are shared a batch is seeded only after it was seen to draw: then one by one.
         if self._threads > 1 and len(indices) > 1 and not (self._shared and seeded):
@@ -122,7 +133,8 @@ class Fetcher:
                 return batch.samples
             if before is not None:
                 before.restore()
-        self._read(batch, keyed)  # perhaps again: decoding may have changed the raw samples
+        if pair is not None:
+            self._read(batch, keyed)  # perhaps again: decoding may have changed the raw samples
         return self._one_by_one(batch, keyed)
 
     def _bulk(self, indices: Any, keyed: KeyedGenerators, seeded: bool, step: int | None) -> Sequence[Any]:
@@ -169,20 +181,19 @@ class Fetcher:
     def _fill(self, batch: _Batch, places: Iterable[int], keyed: KeyedGenerators) -> None:
         """Fetch the samples at some places of a batch, and replace those that cannot be fetched."""
         keys, step, indices, samples = batch.keys, batch.step, batch.indices, batch.samples
-        dataset, pair, raws = self._dataset, batch.pair, batch.raws
         seeds = _seeds(keys, len(indices)) if batch.seeded else None
+        source: Any = self._dataset
+        items: Sequence[Any] = indices
+        if batch.pair is not None and batch.raws is not None:
+            source, items = _Lookup(batch.pair.decode), batch.raws
+        elif batch.pair is not None:
+            source = _Lookup(lambda index: self._single(index, keyed, None if seeds is None else seeds[keyed.place]))
         for place in places:
-            seed = None if seeds is None else seeds[place]
-            if seed is not None:
-                seed_from_words(seed)
+            if seeds is not None:
+                seed_from_words(seeds[place])
             keyed.place = place
             try:
-                if pair is None:
-                    samples[place] = dataset[indices[place]]
-                elif raws is None:
-                    samples[place] = self._single(indices[place], keyed, seed)
-                else:
-                    samples[place] = pair.decode(raws[place])
+                samples[place] = source[items[place]]
             except Exception as error:
                 index = indices[place]
                 note(error, f"while fetching sample {index!r}{_position(keys, place, step)}")

@@ -28,7 +28,7 @@ from headrace.system.torch_threads import one_torch_thread
 from headrace.telemetry.stages import COLLATE, READ, StageClock
 from headrace.types import IndexTask, PlanTask, Remark, Rows, StreamStart, StreamTask, Task
 from headrace.worker.fetch import Fetcher
-from headrace.worker.in_memory import NOT_GATHERED, gather, knows, rows_of
+from headrace.worker.in_memory import Unsuitable, gatherer, rows_of
 from headrace.worker.steps import Steps
 from headrace.worker.streams import REREAD_DIFFERS, Stream, StreamEnd
 from headrace.worker.work import Work, is_iterable
@@ -59,7 +59,7 @@ class Worker:
         workers: How many workers share the steps.
         remarks: Remarks about the last task, its batch or the error in its place.
         clock: Measures the stages of the last task, unless the caller's thread gathered its batch.
-        gathers: Whether the last batch was gathered whole.
+        gathers: Whether batches are gathered whole, as far as is known.
     """
 
     work: Work
@@ -80,7 +80,9 @@ class Worker:
         """Prepare the dataset at the first task, so that an error takes the place of that task's batch."""
         work = self.work
         self._dataset = dataset = built(work.dataset)
-        self.gathers = work.stacks and work.batched and knows(dataset) and not is_iterable(dataset)
+        gather = gatherer(dataset) if work.stacks and work.batched and not is_iterable(dataset) else None
+        if gather is not None:
+            self._gather, self.gathers = gather, True
         self._fetcher = Fetcher(
             dataset,
             work.batched,
@@ -105,10 +107,12 @@ class Worker:
             self._prepare()
         if self.gathers:
             self.clock.start()
-            batch = self._gathered(task)
-            if batch is not NOT_GATHERED:
+            try:
+                batch = self._gathered(task)
                 self.clock.lap(READ)
                 return batch
+            except Unsuitable:
+                self.gathers = False
         number = self.count() if number is None else number
         seeded = seeded and self.work.keyed
         if self.remarks:
@@ -145,9 +149,10 @@ class Worker:
         if not self._prepared:
             self._prepare()
         if self.gathers:  # no clock: it is all that the caller's `next()` does
-            batch = self._gathered(task)  # which draws nothing, so that no generator has to be kept
-            if batch is not NOT_GATHERED:
-                return batch
+            try:
+                return self._gathered(task)  # which draws nothing, so that no generator has to be kept
+            except Unsuitable:
+                self.gathers = False
         if not self.work.keyed:
             return self.run(task, number)
         with self._generators_apart(isinstance(task, StreamTask)):
@@ -183,7 +188,11 @@ class Worker:
                     self._stream_generators = Generators()
 
     def _gathered(self, task: Any) -> Any:
-        """Return the batch of an in-memory dataset; `NOT_GATHERED` if it is none, and then it is not tried again."""
+        """Return the batch of an in-memory dataset.
+
+        Raises:
+            Unsuitable: The samples must be fetched one by one. Then it is not tried again.
+        """
         rows: Rows | None
         kind = type(task)
         if kind is range or kind is torch.Tensor:
@@ -193,9 +202,9 @@ class Worker:
             rows = torch.from_numpy(steps.indices[samples])
         else:
             rows = rows_of(task.index)
-        batch = NOT_GATHERED if rows is None else gather(self._dataset, rows, self.work.allocate)
-        self.gathers = batch is not NOT_GATHERED
-        return batch
+        if rows is None:
+            raise Unsuitable
+        return self._gather(self._dataset, rows, self.work.allocate)
 
     def _evaluated(self, task: PlanTask) -> tuple[Steps, slice]:
         """Return evaluated steps of the plan, and which of their samples belong to a task."""

@@ -14,7 +14,7 @@ from headrace.executors.link.serving import Server, serve
 from headrace.executors.link.wire import Assigned, Wire
 from headrace.memory.codec import SlotWriter
 from headrace.memory.slots import Ring
-from headrace.telemetry.stages import NO_TIMES
+from headrace.telemetry.stages import StageClock
 from headrace.types import PlanTask
 
 LIMIT_S = 60
@@ -23,10 +23,8 @@ LIMIT_S = 60
 class Stub:
     """Answers each task with the same tensors, in which it writes the task's step before it waits for leave."""
 
-    stage_s = NO_TIMES
-
     def __init__(self, ring: Ring, floats: int, parts: int = 1) -> None:
-        self.writer = SlotWriter(ring)
+        self.writer, self.clock = SlotWriter(ring), StageClock()
         self.tensors = [torch.zeros(floats) for _ in range(parts)]
         self.begun, self.leave = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -60,11 +58,10 @@ class Rank:
         self._thread.start()
         self._far = far, far_descriptors
 
-    def _hear(self, parts: list[bytearray]) -> Future:
+    def _hear(self, parts: list[bytearray]) -> None:
         future = self.asked[len(self.heard)]
-        future.land(parts[:-1], self.wire.loans)
+        self.wire.land(future, parts[:-1])
         self.heard.append(future)
-        return future
 
     def ask(self, count: int) -> None:
         """Send tasks that may be answered together."""

@@ -15,13 +15,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.executors.future import Future
 from headrace.executors.link.frames import EMPTY_FRAME, frame, read_frames
 from headrace.executors.link.lending import Lender
 from headrace.executors.link.wire import TAIL, Assigned, Wire, task_of
 from headrace.memory.codec import SlotWriter, lift
 from headrace.memory.slots import Loans, Ring
-from headrace.telemetry.stages import StageTimes
+from headrace.telemetry.stages import PACKED
 from headrace.types import IndexTask, PlanTask, StreamTask, Task
 
 TASKS: list[Task] = [
@@ -63,12 +62,11 @@ class Rank:
         self.owed = deque(Assigned(PlanTask(0, step), step) for step in range(tasks))
         self.sent, self._ends = 0, (rank, descriptors, self.worker, self.slots)
 
-    def _answer(self, parts: list[bytearray]) -> Future | None:
-        if not parts:
-            return None
-        self.wire.check(parts, PID)
-        self.owed[0].land(parts, self.wire.loans, self.wire.stage_s)
-        return self.owed.popleft()
+    def _answer(self, parts: list[bytearray]) -> None:
+        if parts:
+            self.wire.check(parts, PID)
+            self.wire.land(self.owed[0], parts)
+            self.owed.popleft()
 
     def said(self, sent: bytes) -> bool:
         """Tell whether the worker may have said that."""
@@ -94,7 +92,7 @@ def rank() -> Iterator[Rank]:
     one.close()
 
 
-STAGES = StageTimes(*(2.0**-place for place in range(8)))
+STAGES = [2.0**-place for place in range(8)]
 HEAD = struct.pack("<2q", -1, 0)
 VALUE = pickle.dumps(7)
 
@@ -103,7 +101,7 @@ def test_what_is_an_answer_lands(rank: Rank) -> None:
     first, _ = rank.owed
     assert rank.said(EMPTY_FRAME + rank.answer(HEAD, VALUE))
     assert (first.result(), len(rank.owed), rank.wire.garbled) == (7, 1, "")
-    assert first.stages == STAGES
+    assert first.packed_stages == PACKED.pack(*STAGES)
     assert first.transport_s > 0
 
 

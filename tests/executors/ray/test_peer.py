@@ -22,7 +22,7 @@ from headrace.memory.pickling import Pickler
 from headrace.memory.slots import Ring
 from headrace.plan import Plan, Sequential
 from headrace.randomness import callers_generators_kept
-from headrace.telemetry.stages import NO_TIMES
+from headrace.telemetry.stages import StageTimes
 from headrace.types import PlanTask
 from headrace.worker.work import Work
 
@@ -174,7 +174,8 @@ def test_how_long_a_task_takes_is_what_its_worker_says() -> None:
     writer = SlotWriter(Ring(others))
     for number in range(50):
         writer.begin()
-        for part in frame([*writer.write(torch.tensor(number)), memoryview(TAIL.pack(*NO_TIMES, 0.02, number + 1, 5))]):
+        tail = memoryview(TAIL.pack(*StageTimes(), 0.02, number + 1, 5))
+        for part in frame([*writer.write(torch.tensor(number)), tail]):
             worker.sendall(part)
     assert peer.wire.receive()
     assert [one.result() for one in futures] == [torch.tensor(number) for number in range(50)]

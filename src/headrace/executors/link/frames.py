@@ -22,6 +22,8 @@ _WORD = struct.Struct("<Q")
 _HEAD = struct.Struct("<2Q")
 """The beginning of every frame: mark and number of parts, then the bytes of all parts. The length of each follows."""
 
+_WORD_BYTES, _HEAD_BYTES = _WORD.size, _HEAD.size
+
 _ONE_PART = struct.Struct("<3Q")
 """The head of a frame with one part, and that part's length."""
 
@@ -72,16 +74,17 @@ def _checked(sizes: Sequence[int], total: int) -> Sequence[int]:
 
 def _first_frame(rest: memoryview) -> tuple[list[bytearray], memoryview]:
     """Return the parts of the first frame and the bytes behind it; no parts if it is empty or not complete yet."""
-    if len(rest) < _HEAD.size:
+    arrived = len(rest)
+    if arrived < _HEAD_BYTES:
         return [], rest
     count, total = _begin(rest)
-    end = _HEAD.size + _WORD.size * count
-    if not count or len(rest) < end + total:
+    end = _HEAD_BYTES + _WORD_BYTES * count
+    if not count or arrived < end + total:
         return [], rest
     parts = []
-    for size in _checked(_words(count).unpack_from(rest, _HEAD.size), total):
-        start, end = end, end + size
-        parts.append(bytearray(rest[start:end]))
+    for size in _checked(_words(count).unpack_from(rest, _HEAD_BYTES), total):
+        parts.append(bytearray(rest[end : end + size]))
+        end += size
     return parts, rest[end:]
 
 
@@ -120,8 +123,8 @@ def read_frames(deliver: Callable[[list[bytearray]], None]) -> Generator[memoryv
             rest = scratch[: (yield scratch)]
         parts, rest = _first_frame(rest)
         if not parts:
-            count, total = _begin((yield from take(_HEAD.size)))
-            words = yield from take(_WORD.size * count)
+            count, total = _begin((yield from take(_HEAD_BYTES)))
+            words = yield from take(_WORD_BYTES * count)
             for size in _checked([size for (size,) in _WORD.iter_unpack(words)], total):
                 parts.append((yield from take(size)))
         deliver(parts)

@@ -41,6 +41,7 @@ class Lender:
         if self._tasks >= _SPARE_AFTER:
             surplus = max(surplus, self._unneeded)
             self._tasks, self._unneeded = 0, spare - surplus
-        for _ in range(surplus):
+        while surplus > 0:
             max(wires, key=lambda one: len(one.loans.spare)).loans.drop()
+            surplus -= 1
         return back, dropped

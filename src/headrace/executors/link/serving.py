@@ -5,7 +5,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -37,6 +37,7 @@ class Server:
 
     Attributes:
         writer: Writes batches into the slots.
+        clock: Has the stage times of the last answer.
     """
 
     def __init__(self, work: Work, worker_id: int, workers: int, ring: Ring, where: str, threads: int = 1) -> None:
@@ -46,10 +47,10 @@ class Server:
             work.collate_fn = slot_collate(self.writer, as_torch=not work.keyed)
             work.allocate = self.writer.empty
         self._refusal: Failure | None = None
-        self._clock = StageClock()
+        self.clock = StageClock()
         try:
             self._worker = start_worker(work, worker_id, workers, threads)
-            self._clock = self._worker.clock
+            self.clock = self._worker.clock
         except Exception as error:  # noqa: BLE001 - it is raised in the rank, at the first fetch
             self._refusal = Failure.of(error, where)
 
@@ -58,27 +59,22 @@ class Server:
         try:
             task = task_of(sent)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank
-            self._clock.start()
+            self.clock.start()
             return self.writer.write(Failure.of(error, self._where))
         return self.answer(task, number)
 
     def answer(self, task: Task, number: int | None = None) -> list[memoryview]:
         """Return the message that holds a task's batch, or the error in its place."""
         message = self._answer(task, number)
-        self._clock.lap(ENCODE)
+        self.clock.lap(ENCODE)
         return message
-
-    @property
-    def stage_s(self) -> Sequence[float]:
-        """The times of the last answer, in the order of `StageTimes`."""
-        return self._clock.seconds
 
     def _answer(self, task: Task, number: int | None) -> list[memoryview]:
         self.writer.begin()
         outcome: Any = self._refusal
         remarks: tuple[Remark, ...] = ()
         if self._refusal is not None:
-            self._clock.start()
+            self.clock.start()
         else:
             outcome = self._outcome(task, number)
             remarks = tuple(self._worker.remarks)
@@ -118,9 +114,9 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
         for left, (sent, number) in zip(reversed(range(len(tasks))), tasks, strict=True):
             began_s = time.perf_counter()
             message = server.answer_to(sent, number)
-            answers += 1
+            answers, clock = answers + 1, server.clock
             # The process is asked for each time: user code may have forked a copy that goes on as if it was the worker.
-            tail = TAIL.pack(*server.stage_s, time.perf_counter() - began_s, answers, os.getpid())
+            tail = TAIL.pack(*clock.seconds, clock.wall_s - began_s, answers, os.getpid())
             held += frame([*message, memoryview(tail)])
             size = sum(map(len, held))
             if left and size <= JOINED_BYTES // 2:  # a larger one may still lie in the user's memory, which changes

@@ -18,7 +18,7 @@ from headrace.executors.link.frames import JOINED_BYTES, frame_of_one, read_fram
 from headrace.memory.codec import Slots, lift
 from headrace.memory.pickling import Buffer, Pickler, decode, encode
 from headrace.memory.slots import Loans
-from headrace.telemetry.stages import NO_TIMES
+from headrace.telemetry.stages import NO_TIMES, PACKED, Packed
 from headrace.types import IndexTask, PlanTask, Task
 
 LIVENESS_S = 1
@@ -49,13 +49,14 @@ as in `Loan` the slots that come back, and the slots to forget."""
 Loan = tuple[list[int], list[int]]
 """The slots that go back to a worker, and the slots that it is to forget."""
 
-STAGES = struct.Struct("<8d")
-"""The last part of an answer that comes through Ray's store: its `StageTimes`."""
+TAIL = struct.Struct(PACKED.format + "d2Q")
+"""The last part of an answer: its `StageTimes`; the seconds that the task took, measured by the worker since the rank
+may hear late; the number of answers that the worker has given, this one included; and the worker's process."""
 
-TAIL = struct.Struct("<8dd2Q")
-"""The last part of an answer over a socket: its `StageTimes`; the seconds that the task took, measured by the worker
-since the rank may hear late; the number of answers that the worker has given, this one included; and the worker's
-process."""
+_STAGES_BYTES = PACKED.size
+
+_AFTER_STAGES = struct.Struct("<d2Q")
+"""The end of a `TAIL`."""
 
 _rank_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 """The rank's ends of all sockets. A forked process must close its copies, or no worker would see its rank die."""
@@ -91,19 +92,19 @@ class Assigned(Future):
         self.key = key
         self.deaths = 0
 
-    def land(self, message: Sequence[Buffer], slots: Slots, stage_s: Sequence[float] = NO_TIMES) -> None:
+    def land(self, message: Sequence[Buffer], slots: Slots, stages: Packed = NO_TIMES) -> None:
         """Fill in a `SlotWriter`'s message, unless another worker was faster: then its slot is given back.
 
         Args:
             message: The message.
             slots: Where its slot is.
-            stage_s: What the worker spent, in the order of `StageTimes`.
+            stages: What the worker spent, as packed `StageTimes`.
         """
         try:
             lifted = lift(message, slots)
-            if not self.done():
+            if not self._done:
                 self.size_bytes = sum(map(len, lifted))
-                self.stage_s = stage_s
+                self.packed_stages = stages
                 self.resolve_later(partial(decode, lifted))
         except SlotTooLarge as error:
             if not self.done():
@@ -140,17 +141,16 @@ class Wire:
     Args:
         end: For messages.
         descriptors: For slots.
-        heard: Called with the parts of each message; returns the future that it landed in, if it is an answer.
+        heard: Called with the parts of each message; it calls `check` and `land` if that is an answer.
 
     Attributes:
         loans: The worker's slots.
         outbox: Bytes that the socket has not taken yet.
         garbled: Why the worker's bytes are not an answer; "" as long as they are.
-        stage_s: What the worker spent on the answer that was checked last, in the order of `StageTimes`.
     """
 
     def __init__(
-        self, end: socket.socket, descriptors: socket.socket, heard: Callable[[list[bytearray]], Future | None]
+        self, end: socket.socket, descriptors: socket.socket, heard: Callable[[list[bytearray]], None]
     ) -> None:
         end.setblocking(False)
         _rank_ends.update((end, descriptors))
@@ -159,11 +159,11 @@ class Wire:
         self.loans = Loans(descriptors)
         self.outbox: deque[memoryview] = deque()
         self.garbled = ""
-        self._since_s = 0.0  # when the reading of the next message began
-        self._before_s = 0.0  # how long it took before, where a message comes in several pieces
-        self.stage_s: Sequence[float] = NO_TIMES
+        self._before_s = 0.0  # how long the next message has been read, where it comes in several pieces
+        self._landed: list[Future] = []  # in what is being received
+        self._stages: Packed = NO_TIMES  # of the answer that was checked last
         self._answers = 0
-        self._frames = read_frames(partial(self._deliver, heard))
+        self._frames = read_frames(heard)
         self._wanted = next(self._frames)
 
     @property
@@ -179,56 +179,57 @@ class Wire:
 
     def send(self) -> None:
         """Send as much of the outbox as the socket takes now: the rank never blocks on a busy worker."""
-        if len(self.outbox) > 1 and sum(map(len, self.outbox)) <= JOINED_BYTES:
-            self.outbox = deque([memoryview(b"".join(self.outbox))])
-        while self.outbox:
+        outbox = self.outbox
+        if len(outbox) > 1 and sum(map(len, outbox)) <= JOINED_BYTES:
+            self.outbox = outbox = deque([memoryview(b"".join(outbox))])
+        while outbox:
+            part = outbox[0]
             try:
-                sent = self.end.send(self.outbox[0])
+                sent = self.end.send(part)
             except BlockingIOError:
                 return
             except OSError:  # the worker is gone; reading finds that out, and first reads its last answers
-                self.outbox.clear()
+                outbox.clear()
                 return
-            if sent == len(self.outbox[0]):
-                self.outbox.popleft()
+            if sent == len(part):
+                outbox.popleft()
             else:
-                self.outbox[0] = self.outbox[0][sent:]
+                outbox[0] = part[sent:]
 
     def receive(self) -> bool:
         """Read what has arrived; return False when the worker has closed its end, or its bytes are not an answer."""
-        began_s = self._since_s = perf_counter()
-        while True:
-            try:
-                count = self.end.recv_into(self._wanted)
-            except BlockingIOError:
-                break
-            except OSError:
-                return False
-            if not count:
-                return False
-            full = count == len(self._wanted)
-            try:
-                # An interrupt in here loses bytes; the generator then ends, and the worker counts as lost.
-                self._wanted = self._frames.send(count)
-            except StopIteration:
-                return False
-            except Exception as error:  # noqa: BLE001 - such bytes can raise anything
-                self.garbled = str(error) if type(error) is ValueError else repr(error)
-                return False
-            if not full:  # there was no more
-                break
-        if self._since_s == began_s:  # no message is complete
-            self._before_s += perf_counter() - began_s
-        return True
-
-    def _deliver(self, heard: Callable[[list[bytearray]], Future | None], parts: list[bytearray]) -> None:
-        future, now_s = heard(parts), perf_counter()
-        if future is not None:
-            future.transport_s += self._before_s + now_s - self._since_s
-        self._before_s, self._since_s = 0.0, now_s
+        began_s, landed = perf_counter() - self._before_s, self._landed
+        try:
+            while True:
+                try:
+                    count = self.end.recv_into(self._wanted)
+                except BlockingIOError:
+                    return True
+                except OSError:
+                    return False
+                if not count:
+                    return False
+                full = count == len(self._wanted)
+                try:
+                    # An interrupt in here loses bytes; the generator then ends, and the worker counts as lost.
+                    self._wanted = self._frames.send(count)
+                except StopIteration:
+                    return False
+                except Exception as error:  # noqa: BLE001 - such bytes can raise anything
+                    self.garbled = str(error) if type(error) is ValueError else repr(error)
+                    return False
+                if not full:  # there was no more
+                    return True
+        finally:
+            self._before_s = perf_counter() - began_s
+            if landed:
+                each_s, self._before_s = self._before_s / len(landed), 0.0
+                for future in landed:
+                    future.transport_s += each_s
+                landed.clear()
 
     def check(self, parts: list[bytearray], pid: int | None) -> float:
-        """Take the `TAIL` off an answer; return how long the task took, in seconds. Its stages are in `stage_s` then.
+        """Take the `TAIL` off an answer; return how long the task took, in seconds.
 
         Args:
             parts: The answer.
@@ -237,15 +238,21 @@ class Wire:
         Raises:
             ValueError: It is not the worker's next answer.
         """
-        tail = TAIL.unpack(parts.pop())
-        task_s, number, by = tail[8:]
+        tail = parts.pop()
+        task_s: float
+        task_s, number, by = _AFTER_STAGES.unpack(tail[_STAGES_BYTES:])
         self._answers += 1
         if by != pid:
             raise ValueError(f"it comes from process {by}")
         if number != self._answers:
             raise ValueError(f"it is the worker's answer number {number}, where {self._answers} is the next")
-        self.stage_s = tail[:8]
-        return cast(float, task_s)
+        self._stages = tail[:_STAGES_BYTES]
+        return task_s
+
+    def land(self, future: Assigned, parts: list[bytearray]) -> None:
+        """Fill in the future of the answer that was checked last."""
+        future.land(parts, self.loans, self._stages)
+        self._landed.append(future)
 
     def close(self) -> None:
         """Hang up, and drop references that form cycles."""
@@ -253,6 +260,7 @@ class Wire:
         self.descriptors.close()
         self._frames.close()
         self.loans.close()
+        self._landed.clear()
 
 
 def hang_up(end: socket.socket) -> None:

@@ -40,15 +40,15 @@ class Peer(Wire):
         self.unanswered: deque[Assigned] = deque()
         self._stopped_s: float | None = None
 
-    def _answer(self, parts: list[bytearray]) -> Assigned | None:
+    def _answer(self, parts: list[bytearray]) -> None:
         # An empty message comes when it has unpickled its work, if that had to be, and when it is set up for tasks.
         if not parts:
             self.up = self.ready
             self.ready = True
-            return None
+            return
         self.check(parts, self.process.pid)
-        self.unanswered[0].land(parts, self.loans, self.stage_s)  # and is still owed where that is refused
-        return self.unanswered.popleft()
+        self.land(self.unanswered[0], parts)  # and is still owed where that is refused
+        self.unanswered.popleft()
 
     @property
     def load(self) -> tuple[bool, bool, int]:

@@ -206,7 +206,7 @@ class _ProcessPool(Pool):
     def _pump(self, timeout_s: float) -> bool:
         """Send and receive until something was sent or received, or the time is over; return whether something was."""
         for peer in self._peers:
-            if peer.writes != bool(peer.outbox) and peer.open:
+            if (peer.outbox or peer.writes) and peer.writes != bool(peer.outbox) and peer.open:
                 events = selectors.EVENT_READ | (0 if peer.writes else selectors.EVENT_WRITE)
                 self._selector.modify(peer.end, events, peer)
                 peer.writes = not peer.writes

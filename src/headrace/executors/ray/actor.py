@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from headrace.errors import note
 from headrace.executors.future import Failure
 from headrace.executors.link.serving import Server, serve
-from headrace.executors.link.wire import STAGES
 from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
@@ -85,7 +84,7 @@ class Answers(NamedTuple):
     """The answers to some tasks.
 
     Attributes:
-        messages: For each task the message of a `SlotWriter`, and the task's `STAGES`.
+        messages: For each task the message of a `SlotWriter`, and the task's packed `StageTimes`.
         slots: The slots that the messages refer to, in turn, shape (bytes,) each; none if they come in pieces.
         slot_sizes: The sizes of these slots, in bytes.
         task_s: The average time of a task, in seconds.
@@ -220,7 +219,7 @@ class Actor:
         messages, slots, began_s = [], [], time.perf_counter()
         for sent, number in tasks:
             message = [*map(bytearray, self._server.answer_to(sent, number))]
-            messages.append([*message, bytearray(STAGES.pack(*self._server.stage_s))])
+            messages.append([*message, bytearray(self._server.clock.packed())])
             if self._server.writer.filled is not None:
                 slot, used = self._server.writer.filled
                 self._lent.append(slot)

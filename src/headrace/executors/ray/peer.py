@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.executors.base import name_task
-from headrace.executors.link.wire import STAGES, Assigned, Wire
+from headrace.executors.link.wire import Assigned, Wire
 from headrace.executors.ray.actor import PIECE_BYTES, Answers, SetupResult, pieces_of
 from headrace.memory.codec import Slots, is_inline
 from headrace.memory.pickling import Pickler
@@ -74,7 +74,7 @@ class RayFuture(Assigned):
 
     def land_from_store(self, message: list[bytearray], slots: Slots, received_s: float) -> None:
         """Fill in a message that came through Ray; the rank spent `received_s` seconds to receive it."""
-        self.land(message, slots, STAGES.unpack(message.pop()))
+        self.land(message, slots, bytes(message.pop()))
         self.transport_s += received_s
 
 
@@ -120,8 +120,8 @@ class RayPeer:
         self.awaits_writable = False
         self._ages = ages
 
-    def receive_answer(self, parts: list[bytearray]) -> RayFuture:
-        """Receive an answer over the socket, which keeps their order; return the task's future."""
+    def receive_answer(self, parts: list[bytearray]) -> None:
+        """Receive an answer over the socket, which keeps their order."""
         assert self.wire is not None
         assert self.setup_result is not None
         task_s = self.wire.check(parts, self.setup_result.pid)
@@ -129,9 +129,8 @@ class RayPeer:
         future = self.unanswered[0]
         was_done = future.done()
         # If the next line raises, the task stays unanswered.
-        future.land(parts, self.wire.loans, self.wire.stage_s)
+        self.wire.land(future, parts)
         self.complete(future, was_done)
-        return future
 
     def send_call(self, some: Sequence[RayFuture]) -> list[Any]:
         """Send tasks in one Ray call; return the references to its results: the answers, and pieces of batches."""

@@ -59,7 +59,7 @@ class SerialComputing:
             future.resolve(failure)
             return
         (outcome, error), drew = self._exclusively(worker, job, future.remarks, deadline)
-        future.stage_s = worker.clock.seconds
+        future.packed_stages = worker.clock.packed()
         if job.again and drew is False:
             threads.false_alarms += 1
             if threads.false_alarms >= FALSE_ALARMS:

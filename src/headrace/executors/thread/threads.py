@@ -139,7 +139,7 @@ class WorkerThreads:
             del error  # its traceback refers to this frame, which refers to it
             return
         future.remarks.extend(worker.remarks)
-        future.stage_s = worker.clock.seconds
+        future.packed_stages = worker.clock.packed()
         if moved:
             future.remarks.append(stream_remark(moved))  # its samples are gone, so it cannot be computed again
         self.false_alarms = 0
