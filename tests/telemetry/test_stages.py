@@ -49,6 +49,21 @@ def test_a_short_stage_used_the_cpu_all_the_time(monkeypatch: pytest.MonkeyPatch
     assert StageTimes.unpacked(clock.packed()) == pytest.approx([1e-5, 1e-5, 1, 0.25 - 1e-5, 2e-5, 2e-5, 3, 2])
 
 
+@pytest.mark.parametrize(("gap_s", "used_s"), [(1e-5, 0.25 - 1e-5), (60.0, 0.25)])
+def test_time_between_batches_is_no_stages(monkeypatch: pytest.MonkeyPatch, gap_s: float, used_s: float) -> None:
+    """A short time counts as used by the CPU, so what it did not use is missing at the next stage that is measured."""
+    wall, cpu = [100.0], [7.0]
+    monkeypatch.setattr(stages, "perf_counter", lambda: wall[0])
+    monkeypatch.setattr(stages, "thread_time", lambda: cpu[0])
+    clock = StageClock()
+    wall[0] += gap_s
+    clock.start()
+    wall[0] += 1.0
+    cpu[0] += 0.25
+    clock.lap(READ)
+    assert StageTimes.unpacked(clock.packed())[:4] == pytest.approx((1.0, used_s, 0, 0))
+
+
 @pytest.mark.parametrize("batches", [0, 1, 255, 256, 257, 1000])
 def test_sums(batches: int) -> None:
     meter = Meter()

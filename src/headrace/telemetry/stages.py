@@ -5,8 +5,8 @@ from time import perf_counter, thread_time
 from typing import NamedTuple, Self
 
 SHORT_S = 50e-6
-"""A stage that takes less, in seconds, is taken for one that used the CPU all the time: reading the CPU's clock is a
-system call, and no disk or network answers sooner."""
+"""A stage that takes less, in seconds, is taken for one that used the CPU all the time, and so is the time between two
+batches: reading the CPU's clock is a system call, and no disk or network answers sooner."""
 
 
 class StageTimes(NamedTuple):
@@ -69,13 +69,15 @@ class StageClock:
     __slots__ = ("_cpu_ahead_s", "seconds", "wall_s")
 
     def __init__(self) -> None:
+        self.wall_s = self._cpu_ahead_s = 0.0  # the latter does not change while the CPU is used all the time
         self.start()
 
     def start(self) -> None:
         """Begin with a batch."""
         self.seconds = [0.0] * 8
-        self.wall_s = now_s = perf_counter()
-        self._cpu_ahead_s = thread_time() - now_s  # does not change while the CPU is used all the time
+        before_s, self.wall_s = self.wall_s, perf_counter()
+        if self.wall_s - before_s >= SHORT_S:
+            self._cpu_ahead_s = thread_time() - self.wall_s
 
     def lap(self, stage: int) -> None:
         """Count the time since the last lap, or since the start, as one stage's."""

@@ -121,7 +121,7 @@ def serve(end: socket.socket, ring: Ring, server: Server, rank_lives: Callable[[
             size = sum(map(len, held))
             if left and size <= JOINED_BYTES // 2:  # a larger one may still lie in the user's memory, which changes
                 continue
-            for part in [b"".join(held)] if size <= JOINED_BYTES else held:
+            for part in [b"".join(held)] if len(held) > 1 and size <= JOINED_BYTES else held:
                 end.sendall(part)
             held.clear()
 
