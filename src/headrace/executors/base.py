@@ -89,7 +89,7 @@ class Pool(Droppable, ABC):
             self.when_restarted()
 
     def describe(self, window: Sequence[Future]) -> str:
-        """Word why a reader waits long: the state of the first of its futures that is not done, and of the rest."""
+        """Describe why a reader waits long: the state of its first future that is not done, and of the others."""
         done = [future.done() for future in window]
         late = done.index(False)
         return f"of the {len(done) - late - 1} batches asked for after it {sum(done[late:])} are done"

@@ -27,7 +27,7 @@ class Settings(NamedTuple):
 
     Attributes:
         on_device: Whether batches are put on Accelerate's device.
-        non_blocking: Whether that need not wait for the copy.
+        non_blocking: Whether a batch may be delivered before its copy to the device has ended.
         rng_types: The generators that take rank 0's state at the beginning of each pass.
     """
 

@@ -123,7 +123,7 @@ class SlotWriter:
         return places
 
     def _move(self, parts: Sequence[Part], sizes: Sequence[int], inline: set[int]) -> list[tuple[int, int]]:
-        """Write all parts into a larger slot. Slots for the next batches will be large enough from the start."""
+        """Write all parts into a larger slot. Slots that are made later are at least as large."""
         old, self._slot, self._used = self._slot, None, 0
         size = sum(size + ALIGNMENT for number, size in enumerate(sizes) if number not in inline)
         try:

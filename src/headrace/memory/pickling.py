@@ -31,7 +31,7 @@ _FEW = 32
 """The largest number of tensors in a region that is searched for real overlaps."""
 
 _MOST_WORK = 10_000
-"""How many candidate solutions numpy may check for each two of them."""
+"""How much numpy may compute, for each two tensors of a region, to find out whether they overlap (its `max_work`)."""
 
 _MOST_PLAIN = 64
 """How many kinds of plain tensors are cached, with the streams that describe them."""

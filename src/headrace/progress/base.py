@@ -25,7 +25,7 @@ class Observer:
         """A batch, or the error in its place, is about to be delivered. After an interrupt this is called again.
 
         Args:
-            nth: The batches of the pass that are then delivered, this one included.
+            nth: How many batches of the pass are delivered then, this one included.
             number: The number of its task in the pass, from 0.
             worker: The worker that computed it.
             samples: The number of its samples.

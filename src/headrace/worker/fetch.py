@@ -238,11 +238,14 @@ class Fetcher:
         return None
 
     def _replaces(self, error: Exception) -> bool:
-        """Tell whether the sample causes an error and is to be replaced. Lack of memory is the machine's fault."""
+        """Tell whether a sample that raised an error is to be replaced. Lack of memory is not the sample's fault."""
         return self._substitutes is not None and not isinstance(error, MemoryError | WrongCount)
 
     def _several(self, batch: _Batch) -> bool:
-        """Fetch in threads. False, and the generators as before, if one of them was drawn from: then order matters."""
+        """Fetch in threads; return whether that is valid.
+
+        It is not where a sample drew from a shared generator: the order matters then, and the generators are restored.
+        """
         before = None if self._shared else Generators()
         unseeded = _Batch(batch.indices, batch.keys, False, batch.step, batch.pair)
         unseeded.raws = batch.raws

@@ -94,7 +94,7 @@ class _Single:
 
 
 class _Whole:
-    """A dataset with `__getitems__` beside others that have the pair: what is read are the samples."""
+    """A dataset with `__getitems__` beside others that have the pair: it reads samples and decodes nothing."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = built(dataset)

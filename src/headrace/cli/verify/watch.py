@@ -77,7 +77,7 @@ class Watch:
                         self._add(f"{module_name}.{name}", vars(module), name)
 
     def enter(self, code: CodeType, namespace: Mapping[str, Any]) -> None:
-        """Watch the objects that a function of the user's names, before it runs."""
+        """Watch the objects that a function of the user refers to by name, before the function runs."""
         if code in self._entered:
             return
         self._entered.add(code)

@@ -144,7 +144,7 @@ class Probe:
         return said + _blamed(later, ("entropy", "clock"))
 
     def _of_others(self, usual: Seen) -> list[str]:
-        """Check whether it depends on the samples that were fetched before."""
+        """Check whether the sample depends on those that were fetched before it."""
         found = self._fetch(self._make(), *self._fetch.others())
         if found.whole == usual.whole:
             return []

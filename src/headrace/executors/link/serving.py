@@ -55,7 +55,7 @@ class Server:
             self._refusal = Failure.of(error, where)
 
     def answer_to(self, sent: Sent, number: int | None) -> list[memoryview]:
-        """Return the message that answers a task, as it was sent; see `answer`."""
+        """Unpack a task that was sent, and return the message that holds its batch; see `answer`."""
         try:
             task = task_of(sent)
         except Exception as error:  # noqa: BLE001 - it is raised in the rank

@@ -78,7 +78,7 @@ class Assigned(Future):
         task: The task.
         sent: The task as it is sent.
         number: How many tasks were submitted before it.
-        key: The number that keys its random numbers; None where the task itself does.
+        key: The number from which its random generators are seeded; None where the task itself says that.
         deaths: How many workers died while they computed it.
     """
 
@@ -160,7 +160,7 @@ class Wire:
         self.outbox: deque[memoryview] = deque()
         self.garbled = ""
         self._before_s = 0.0  # how long the next message has been read, where it comes in several pieces
-        self._landed: list[Future] = []  # in what is being received
+        self._landed: list[Future] = []  # their answers are in the bytes that are being received
         self._stages: Packed = NO_TIMES  # of the answer that was checked last
         self._answers = 0
         self._frames = read_frames(heard)

@@ -29,7 +29,7 @@ HELLO = struct.Struct("<QQ")
 """The first message over each socket: the actor's ident, and 0 for the socket of messages or 1 for descriptors."""
 
 LARGE_BYTES = 64 * 2**20
-"""The size of a pickled dataset from which on a warning is given, in bytes."""
+"""The size of a pickled dataset, in bytes, above which a warning is given."""
 
 PIECE_BYTES = 96 * 2**10
 """The largest piece of a batch, in bytes. Ray sends a result of up to 100 KiB along with the answer; a larger one goes
