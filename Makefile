@@ -18,9 +18,9 @@ $(VENV)/.has-%: pyproject.toml constraints.txt src/headrace/version.py
 demo: $(DEMO)
 	$(BIN)/headrace demo
 
-# Half of what tests do is to wait for others. One process of the three runs those that need Ray: tests/scheduling.py.
+# Half of what tests do is to wait for others. One process of the four runs those that need Ray: tests/scheduling.py.
 test: $(VENV)/.has-dev
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 4
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff check .

@@ -6,8 +6,9 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 
 RAY = "ray"
-GROUPS = (RAY, "accelerate")
-"""Tests that one process should run, since they share what takes seconds: those with one of these words in their id."""
+GROUPS = ("lost_nodes", RAY, "accelerate")
+"""Tests that one process should run, since they share what takes seconds: those with one of these words in their id.
+The first have a cluster of their own, and need not wait for the others that need Ray."""
 
 
 def group_of(test: str) -> str:

@@ -36,15 +36,10 @@ def told(
 ) -> None:
     """Put facts in the place of running ranks."""
 
-    def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
-        if arguments[0] == "train":
-            return training
-        if arguments[0] == "ray":
-            assert size == 1
-            return [RAY | ray]
-        assert arguments == ("digest", "10")
+    def run_ranks(size: int, *tasks: str) -> list[dict[str, Any]]:
         fact = {"headrace": "digest", "batch_size": 6 // size, "steps": 2, "samples": 10, "digest": digests[size - 1]}
-        return [fact]
+        assert tasks == {1: ("digest", "ray"), 2: ("train", "digest"), 3: ("digest",)}[size]
+        return {1: [fact, RAY | ray], 2: [*training, fact], 3: [fact]}[size]
 
     monkeypatch.setattr(demo, "run_ranks", run_ranks)
 
@@ -123,7 +118,7 @@ def folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch, folder: Path) ->
 def test_a_failing_rank_is_heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder_for_temporary_files(monkeypatch, tmp_path)
     with pytest.raises(launch.JobFailed, match="'many'"):
-        launch.run_ranks(1, "digest", "many")
+        launch.run_ranks(1, "many")
     assert not list(tmp_path.iterdir())
 
 
@@ -132,7 +127,7 @@ def test_ranks_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch, tmp
     folder_for_temporary_files(monkeypatch, tmp_path)
     monkeypatch.setattr(launch, "LIMIT_S", 0.2)
     with pytest.raises(launch.JobFailed, match="were not done after 0 s"):
-        launch.run_ranks(1, "digest", "10")
+        launch.run_ranks(1, "digest")
     assert not list(tmp_path.iterdir())
 
 

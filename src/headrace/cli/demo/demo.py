@@ -14,7 +14,7 @@ from headrace.cli.demo.launch import MARK, JobFailed, run_ranks
 from headrace.errors import MissingExtra
 
 RANKS = 2
-WORLDS = (1, 2, 3)
+MORE_RANKS = 3
 ACCURACY = 0.95
 
 Fact = dict[str, Any]
@@ -33,16 +33,17 @@ def run_demo(console: Console) -> int:
     claims = Claims(console)
     try:
         console.print(f"Starting {RANKS} ranks on this machine, with DistributedDataParallel over gloo")
-        facts = run_ranks(RANKS, "train")
+        facts = run_ranks(RANKS, "train", "digest")
         (data,) = _named(facts, "data")
         show_training(claims, data, _named(facts, "epoch"))
         show_test(claims, data, *_named(facts, "test"))
         show_balanced(claims, *_named(facts, "balanced"))
-        console.print(f"\nStarting {', '.join(map(str, WORLDS[:-1]))} and {WORLDS[-1]} ranks, one run each")
-        runs = [_named(run_ranks(size, "digest", str(data["training"])), "digest")[0] for size in WORLDS]
-        show_digests(claims, WORLDS, runs)
-        console.print("\nStarting Ray on this machine, with two workers, which takes ten seconds or more")
-        show_ray(claims, *_named(run_ranks(1, "ray"), "ray"))
+        console.print(f"\nStarting {MORE_RANKS} ranks")
+        more = run_ranks(MORE_RANKS, "digest")
+        console.print("Starting one rank, and Ray on this machine with two workers, which takes ten seconds or more")
+        alone = run_ranks(1, "digest", "ray")
+        show_digests(claims, [_named(run, "digest")[0] for run in (alone, facts, more)])
+        show_ray(claims, *_named(alone, "ray"))
     except JobFailed as error:
         print(f"headrace demo: the ranks failed.\n{error}", file=sys.stderr)
         return 1
@@ -150,12 +151,13 @@ def show_balanced(claims: Claims, balanced: Fact) -> None:
     )
 
 
-def show_digests(claims: Claims, worlds: Sequence[int], runs: Sequence[Fact]) -> None:
+def show_digests(claims: Claims, runs: Sequence[Fact]) -> None:
     """Print the digests of the global batches that worlds of different sizes read."""
     claims.heading("The same global batches for any number of ranks")
     table = Table("ranks", "batch size", "steps", "samples", "sha256 of the samples in each step", box=None)
     for column in table.columns[:-1]:
         column.justify = "right"
+    worlds = (1, RANKS, MORE_RANKS)
     for size, run in zip(worlds, runs, strict=True):
         table.add_row(str(size), str(run["batch_size"]), str(run["steps"]), str(run["samples"]), run["digest"][:24])
     claims.console.print(table)

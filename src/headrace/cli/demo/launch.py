@@ -19,8 +19,8 @@ class JobFailed(Exception):
     """The ranks ended with an error; the text is their output."""
 
 
-def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
-    """Run the job on `size` ranks and return the facts that rank 0 printed, in order.
+def run_ranks(size: int, *tasks: str) -> list[dict[str, Any]]:
+    """Run tasks of the job on `size` ranks and return the facts that rank 0 printed, in order.
 
     Raises:
         JobFailed: A rank failed, or the job took too long.
@@ -29,7 +29,7 @@ def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
     # The launcher leaves a folder of logs behind: it is made in a temporary folder, which is deleted.
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         process = subprocess.Popen(
-            [*command, f"--nproc-per-node={size}", "-m", JOB, *arguments],
+            [*command, f"--nproc-per-node={size}", "-m", JOB, *tasks],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
