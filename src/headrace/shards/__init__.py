@@ -1,0 +1,1 @@
+"""Tar shards: their members, by index."""
