@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from headrace.executors.ray.idle import IDLE_ACTORS
-from rays import is_rays, ray_actors, ray_runs
+from rays import is_rays, ray_actors, ray_environment, ray_runs
 from scheduling import RAY, RayApart, group_of
 from scripts import ScriptServer
 from waiting import LIMIT_S, wait_for_reapers, wait_until
@@ -75,12 +75,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
     """Start one Ray for all tests."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Workers must be able to import what tests hand them; and they are to start as fast as can be.
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    )
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - that is its name
+    os.environ.update(ray_environment())
     ray: Any = importlib.import_module("ray")
     ray.init("local", num_cpus=8, include_dashboard=False, logging_level="WARNING", log_to_driver=False)
     yield

@@ -64,6 +64,20 @@ def test_time_between_batches_is_no_stages(monkeypatch: pytest.MonkeyPatch, gap_
     assert StageTimes.unpacked(clock.packed())[:4] == pytest.approx((1.0, used_s, 0, 0))
 
 
+@pytest.mark.parametrize(("other_s", "used_s"), [(100.0, 1.0), (-100.0, 0.0)])
+def test_cpu_time_is_within_wall_time_also_if_another_thread_goes_on(
+    monkeypatch: pytest.MonkeyPatch, other_s: float, used_s: float
+) -> None:
+    wall, cpu = [0.0], [0.0]
+    monkeypatch.setattr(stages, "perf_counter", lambda: wall[0])
+    monkeypatch.setattr(stages, "thread_time", lambda: cpu[0])
+    clock = StageClock()
+    cpu[0] += other_s
+    wall[0] += 1.0
+    clock.lap(READ)
+    assert StageTimes.unpacked(clock.packed())[:2] == (1.0, used_s)
+
+
 @pytest.mark.parametrize("batches", [0, 1, 255, 256, 257, 1000])
 def test_sums(batches: int) -> None:
     meter = Meter()

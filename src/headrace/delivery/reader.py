@@ -215,10 +215,12 @@ class Reader(Droppable, Iterator[Any]):
             self._staging.end()
             return
         future = self._next_done()
+        samples, resume = future.samples, None
         try:
-            outcome = future.result()
-            if type(outcome) is not StreamEnd:
-                samples, batch, resume = self._transformed(outcome, future.samples)
+            batch = future.result()
+            kind = type(batch)
+            if kind is Portion or (self._delivery.transforms and kind is not StreamEnd):
+                samples, batch, resume = self._transformed(batch, samples)
         except BaseException as error:
             raises = True
             if future.raised(error):
@@ -232,7 +234,7 @@ class Reader(Droppable, Iterator[Any]):
             return
         if future.remarks:
             self._heed(future.remarks)
-        if type(outcome) is not StreamEnd:
+        if kind is not StreamEnd:
             number, worker = future.number, future.worker
             try:
                 self._submit_next(future, (number, worker, samples, batch, resume, future.packed_stages, future, None))
@@ -244,7 +246,7 @@ class Reader(Droppable, Iterator[Any]):
         self._window.remove(future)
         if future.worker in self._streams:
             self._streams.remove(future.worker)
-            self._tell_end(future.worker, outcome)
+            self._tell_end(future.worker, batch)
             self._submit_next()
 
     def _replace_by(self, error: BaseException, number: int, worker: int, samples: int) -> bool:
@@ -295,17 +297,16 @@ class Reader(Droppable, Iterator[Any]):
         with InterruptsHeld():
             if delivery.quick_tasks:
                 self._draw()
-            self._submit()
+            task, self._task = self._task, None
+            if task is not None:
+                self._submit(task)
             if done is not None and staged is not None:
                 self._window.remove(done)
                 self._staging.batches.append(staged)
 
-    def _submit(self) -> None:
+    def _submit(self, task: Task) -> None:
         pool, delivery = self._pool, self._delivery
         assert pool is not None
-        task, self._task = self._task, None
-        if task is None:
-            return
         worker = None
         if delivery.in_turn:
             while (worker := self._turn % pool.workers) not in self._streams:
@@ -314,7 +315,8 @@ class Reader(Droppable, Iterator[Any]):
         elif delivery.streams:
             worker = self._least_loaded()
         future = pool.submit(task, worker)
-        future.worker = future.worker if worker is None else worker
+        if worker is not None:
+            future.worker = worker
         future.samples = self._size(task)
         future.number = self._number
         self._number += 1

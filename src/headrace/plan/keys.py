@@ -119,7 +119,7 @@ def _mixed(word: int) -> int:
 
 
 def sample_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[int]]:
-    """Return three words for each position, which seed torch, random and numpy before its sample."""
+    """Return the seeds of torch, random and numpy for the sample at each position: three words each."""
     if len(positions) <= _FEW:
         under = key("sample", seed, epoch)
         return [generator_seeds_at(under, position) for position in positions]

@@ -16,7 +16,7 @@ class Start:
         epoch: From 0.
         samples: How many of the epoch's samples were delivered before.
         rank_local: As in `State`.
-        chosen: Whether `set_epoch` chose it; a reader that has delivered nothing then follows.
+        chosen: Whether `set_epoch` chose it. A reader that has delivered no batch yet then moves to it.
     """
 
     epoch: int = 0

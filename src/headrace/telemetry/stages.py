@@ -87,7 +87,8 @@ class StageClock:
         self.seconds[stage] += took_s
         if took_s >= SHORT_S:
             before_s, self._cpu_ahead_s = self._cpu_ahead_s, thread_time() - now_s
-            self.seconds[stage + 1] += min(before_s - self._cpu_ahead_s, took_s)
+            # Within its limits even if another thread goes on with the clock.
+            self.seconds[stage + 1] += min(max(before_s - self._cpu_ahead_s, 0.0), took_s)
 
     def add_cpu(self, stage: int, cpu_s: float) -> None:
         """Count CPU time that other threads spent on a stage, in seconds."""

@@ -92,7 +92,7 @@ class Meter:
     def __init__(self) -> None:
         self.batches = self.samples = self.received_bytes = self.restarts = self.replaced = 0
         self.transport_s = self.wait_s = self.elapsed_s = self.gathered_s = 0.0
-        self._stages: list[Packed] = [NO_TIMES]  # a sum, then those of single batches
+        self._stages: list[Packed] = [NO_TIMES]  # first a sum, then those of batches that are not summed yet
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
         self._broken = False

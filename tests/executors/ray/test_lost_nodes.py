@@ -1,12 +1,15 @@
 """A cluster that loses nodes, gets one, has a full store and loses its head; in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rays import ray_environment
 
 JOB = Path(__file__).parent / "jobs" / "ray_faults.py"
 LIMIT_S = 400
@@ -35,9 +38,8 @@ class Found:
 @pytest.fixture(scope="module")
 def found() -> Found:
     """Have all faults in one cluster."""
-    return Found(
-        subprocess.run([sys.executable, str(JOB)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    )
+    command, environment = [sys.executable, str(JOB)], os.environ | ray_environment()
+    return Found(subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment))
 
 
 @pytest.mark.parametrize("how", ["node-killed-slots", "node-killed-store", "node-cut-store"])

@@ -131,7 +131,7 @@ def _requests(end: socket.socket, rank_lives: Callable[[], bool]) -> Generator[R
     received: deque[Request] = deque()
     frames = read_frames(lambda parts: received.append(decode(parts)))
     wanted = next(frames)
-    arrival = select.poll()  # recv would also wake up each time that the rank reads, at the rank's cost
+    arrival = select.poll()  # recv would also wake up whenever the rank reads, which costs the rank time
     arrival.register(end, select.POLLIN)
     while True:
         if arrival.poll(LIVENESS_S * 1000):

@@ -2,9 +2,10 @@
 
 import _thread
 import atexit
+import math
 import multiprocessing
 import os
-import selectors
+import select
 import socket
 import sys
 import threading
@@ -98,7 +99,8 @@ class _ProcessPool(Pool):
         self._remark = ""  # a note for the errors about workers' deaths, once the pool has given up
         self._submitted = 0
         self._lender = Lender()
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.poll()  # directly: `selectors` would double the time of a wait
+        self._by_descriptor: dict[int, Peer] = {}
         self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. For others it is pickled once, unless it can only be inherited.
@@ -141,7 +143,8 @@ class _ProcessPool(Pool):
         peer.ready = payload is None
         self._peers[worker : worker + 1] = [peer]  # appended, or in place of a lost one
         self._unstarted.append((peer, [worker_end, worker_fds]))
-        self._selector.register(rank_end, selectors.EVENT_READ, peer)
+        self._poll.register(rank_end, select.POLLIN)
+        self._by_descriptor[rank_end.fileno()] = peer
         if payload is not None:
             payload.send(rank_fds)
 
@@ -207,16 +210,16 @@ class _ProcessPool(Pool):
         """Send and receive until something was sent or received, or the time is over; return whether something was."""
         for peer in self._peers:
             if (peer.outbox or peer.writes) and peer.writes != bool(peer.outbox) and peer.open:
-                events = selectors.EVENT_READ | (0 if peer.writes else selectors.EVENT_WRITE)
-                self._selector.modify(peer.end, events, peer)
+                self._poll.modify(peer.end, select.POLLIN | (0 if peer.writes else select.POLLOUT))
                 peer.writes = not peer.writes
-        ready = self._selector.select(timeout_s)
+        ready = self._poll.poll(math.ceil(timeout_s * 1000))
         with InterruptsHeld():
-            for chosen, events in ready:
-                if events & selectors.EVENT_WRITE:
-                    chosen.data.send()
-                if events & selectors.EVENT_READ and not chosen.data.receive():
-                    self._lose(chosen.data)
+            for descriptor, events in ready:
+                peer = self._by_descriptor[descriptor]
+                if events & select.POLLOUT:
+                    peer.send()
+                if events & ~select.POLLOUT and not peer.receive():
+                    self._lose(peer)
             if self._unstarted:
                 self._start_more()
         return bool(ready)
@@ -319,7 +322,8 @@ class _ProcessPool(Pool):
 
     def _hang_up(self, peer: Peer) -> None:
         if peer.open:
-            self._selector.unregister(peer.end)
+            self._poll.unregister(peer.end)
+            del self._by_descriptor[peer.end.fileno()]
             hang_up(peer.end)
             peer.descriptors.close()
 
@@ -338,7 +342,7 @@ class _ProcessPool(Pool):
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
             return
         with InterruptsHeld():
-            self._selector.close()
+            self._by_descriptor.clear()
             for _, ends in self._unstarted:
                 for end in ends:
                     end.close()

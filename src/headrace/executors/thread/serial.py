@@ -130,7 +130,10 @@ class SerialComputing:
         return compute()
 
     def _delegate(self, worker: Worker, batch: DelegatedBatch, deadline: float | None) -> tuple[Outcome, list[str]]:
-        """Have a worker's thread compute a batch, after the one that it still computes, which may be the same batch."""
+        """Let a worker's thread compute a batch, and wait for it.
+
+        If the thread still computes a batch of an earlier call, it finishes that first; it may be the same batch.
+        """
         delegated = self._threads.delegated
         running = delegated.get(worker.worker_id)
         if running is not None:
