@@ -1,1 +1,1 @@
-"""Tar shards: their members, by index."""
+"""Tar shards: their members, samples, and files of columns for an index."""
