@@ -36,6 +36,10 @@ class ClusterUnavailable(HeadraceError, RuntimeError):
     """The Ray cluster cannot be reached, has no room for a single worker, or runs other versions than the rank."""
 
 
+class ShardCorrupt(HeadraceError, ValueError):
+    """A shard is no archive, was cut off or changed, or a sample of it is not what its index says."""
+
+
 class MissingExtra(HeadraceError, ImportError):
     """An optional dependency is not installed; the message names the extra to install."""
 

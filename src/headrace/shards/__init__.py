@@ -1,0 +1,1 @@
+"""Tar shards: their members, samples, and files of columns for an index."""

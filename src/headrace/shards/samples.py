@@ -1,0 +1,56 @@
+"""The samples of a shard: members with the same key, by the rules of WebDataset.
+
+Source: "The WebDataset Format" (Thomas Breuel, 2021), as webdataset 1.0.2 reads it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from headrace.errors import ShardCorrupt
+from headrace.shards.tar import Member
+
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
+"""A member's key, which keeps its folder, and its field: all that follows the first dot of the file's name."""
+
+_ABOUT = re.compile(r"__[^/]*__($|/)")
+"""Names of members that tell about the shard and belong to no sample."""
+
+
+def key_and_field(name: str) -> tuple[str, str] | None:
+    """Return the key and the field of a member, the field in lower case; None if it belongs to no sample."""
+    found = _NAME.match(name)
+    if found is None or _ABOUT.match(name):
+        return None
+    return found[1], found[2].lower()
+
+
+def samples(found: Iterable[Member], where: str) -> Iterator[tuple[str, dict[str, Member]]]:
+    """Group the members of one shard: neighbours with the same key make a sample.
+
+    A key that comes again later makes another sample.
+
+    Args:
+        found: The members, in the archive's order.
+        where: The shard's name, for errors.
+
+    Yields:
+        The key of a sample, and its members by field.
+
+    Raises:
+        ShardCorrupt: A sample has two members of the same field.
+    """
+    current, fields = "", dict[str, Member]()
+    for member in found:
+        named = key_and_field(member.name)
+        if named is None:
+            continue
+        key, field = named
+        if fields and key != current:
+            yield current, fields
+            fields = {}
+        current = key
+        if field in fields:
+            raise ShardCorrupt(f"{where} is corrupt at byte {member.header}: sample {key!r} has a second {field!r}")
+        fields[field] = member
+    if fields:
+        yield current, fields

@@ -1,0 +1,166 @@
+"""Tar archives: where the data of each member lies. Headers are read, data is not.
+
+Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format".
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from headrace.errors import ShardCorrupt
+
+BLOCK = 512
+"""Headers and data begin at multiples of this, in bytes."""
+
+_MOST_EXTENSION_BYTES = 2**20
+"""The largest long name or pax header that is read, in bytes."""
+
+_HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
+_CHECKSUM = slice(148, 156)
+_EMPTY = bytes(BLOCK)
+
+_CUT_OFF = "it ends without the two empty blocks of a whole archive: it was cut off"
+
+_REGULAR = b"0\0007"
+"""The types of regular members: as such, of old archives, and contiguous ones, which are the same."""
+
+_GNU_NAME, _GNU_LINK, _PAX, _PAX_GLOBAL, _SPARSE = b"L", b"K", b"x", b"g", b"S"
+
+
+class Member(NamedTuple):
+    """A regular member of an archive.
+
+    Attributes:
+        name: Its whole name.
+        header: Where the header that comes right before the data begins, in bytes.
+        start: Where its data begins, in bytes.
+        size: The bytes of its data.
+    """
+
+    name: str
+    header: int
+    start: int
+    size: int
+
+
+def members(data: memoryview, where: str) -> Iterator[Member]:
+    """Yield the regular members of an archive, in their order; others are skipped.
+
+    Args:
+        data: The whole archive, such as a mapped file.
+        where: Its name, for errors.
+
+    Raises:
+        ShardCorrupt: It is no tar archive, or ends before its two empty blocks, or has a sparse member.
+    """
+    at, length = 0, len(data)
+    extended: dict[str, bytes] = {}  # what extension headers say of the next member
+    shared: dict[str, bytes] = {}  # what they say of all that follow
+    while True:
+        if at + BLOCK > length:
+            _corrupt(where, at, _CUT_OFF)
+        header = data[at : at + BLOCK]
+        if header[0] == 0 and header == _EMPTY:
+            if at + 2 * BLOCK > length:
+                _corrupt(where, at, _CUT_OFF)
+            if data[at + BLOCK : at + 2 * BLOCK] != _EMPTY:
+                _corrupt(where, at, "an empty block stands where a member should begin")
+            if extended:
+                _corrupt(where, at, "the last extension header belongs to no member")
+            return
+        fields = _HEADER.unpack(header)
+        if _number(fields[6]) != checksum(header):
+            _corrupt(where, at, "the checksum of a member's header is wrong")
+        kind, size, start = fields[7], _number(fields[4]), at + BLOCK
+        if kind in (_PAX, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK):
+            content = _extension(data, start, size, where)
+            if kind == _GNU_NAME:
+                extended["path"] = content.partition(b"\0")[0]
+            elif kind != _GNU_LINK:
+                (shared if kind == _PAX_GLOBAL else extended).update(_records(content, where, at))
+            at = start + _whole(size)
+            continue
+        said = shared | extended if shared or extended else {}
+        if "size" in said:
+            size = _decimal(said["size"], where, at)
+        if size < 0:
+            _corrupt(where, at, "the size of a member is no number")
+        if kind == _SPARSE or any(one.startswith("GNU.sparse.") for one in said):
+            _corrupt(where, at, "it has a sparse member, whose data does not lie in one piece")
+        if kind not in _REGULAR:  # links, devices and folders have no data, whatever their size says
+            size = size if kind > b"7" else 0
+        if start + size > length:
+            _corrupt(where, at, f"a member of {size} bytes does not fit into what is left: it was cut off")
+        if kind in _REGULAR:
+            name = _name(said.get("path"), fields)
+            if not (kind == b"\0" and name.endswith("/")):  # a folder of an old archive
+                yield Member(name, at, start, size)
+        extended.clear()
+        at = start + _whole(size)
+
+
+def checksum(header: memoryview | bytes) -> int:
+    """Return the checksum that a header should have: the sum of its bytes, those of the checksum taken as spaces."""
+    return int(np.frombuffer(header, np.uint8).sum()) - sum(header[_CHECKSUM]) + 8 * ord(" ")
+
+
+def _name(said: bytes | None, fields: tuple[bytes, ...]) -> str:
+    if said is None:
+        said = fields[0].partition(b"\0")[0]
+        prefix = fields[15].partition(b"\0")[0]
+        if prefix and fields[9] == b"ustar\0":
+            said = prefix + b"/" + said
+    return said.decode("utf-8", "surrogateescape")
+
+
+def _number(field: bytes) -> int:
+    """Return a number of a header, octal or binary; -1 if it is none."""
+    if field[0] & 0x80:
+        negative = bool(field[0] & 0x40)
+        return -1 if negative else int.from_bytes(bytes([field[0] & 0x3F]) + field[1:])
+    text = field.partition(b"\0")[0].strip()
+    try:
+        return int(text, 8) if text.isdigit() else -1 if text else 0
+    except ValueError:
+        return -1
+
+
+def _whole(size: int) -> int:
+    """Return a size rounded up to whole blocks."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def _extension(data: memoryview, start: int, size: int, where: str) -> bytes:
+    if not 0 <= size <= _MOST_EXTENSION_BYTES:
+        _corrupt(where, start - BLOCK, f"an extension header of {size} bytes is larger than {_MOST_EXTENSION_BYTES}")
+    if start + size > len(data):
+        _corrupt(where, start - BLOCK, "an extension header does not fit into what is left: it was cut off")
+    return bytes(data[start : start + size])
+
+
+def _records(content: bytes, where: str, at: int) -> dict[str, bytes]:
+    """Return the records of a pax header, each a line `LENGTH KEYWORD=VALUE`, its length counting the whole line."""
+    records: dict[str, bytes] = {}
+    place = 0
+    while place < len(content) and content[place]:
+        head, space, _ = content[place : place + 20].partition(b" ")
+        length = int(head) if space and head.isdigit() else 0
+        line = content[place : place + length]
+        keyword, equals, value = line[len(head) + 1 : -1].partition(b"=")
+        if len(line) != length or not equals or not line.endswith(b"\n"):
+            _corrupt(where, at, "a pax header cannot be read")
+        records[keyword.decode("utf-8", "replace")] = value
+        place += length
+    return records
+
+
+def _decimal(value: bytes, where: str, at: int) -> int:
+    if not value.isdigit() or len(value) > 18:
+        _corrupt(where, at, "the size in a pax header is no number")
+    return int(value)
+
+
+def _corrupt(where: str, at: int, why: str) -> NoReturn:
+    raise ShardCorrupt(f"{where} is corrupt at byte {at}: {why}")
