@@ -5,7 +5,7 @@ import tarfile
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ShardCorrupt
@@ -43,6 +43,7 @@ def expected(archive: bytes) -> list[tuple[str, int, int]]:
     st.lists(st.tuples(NAMES, st.sampled_from(KINDS), st.binary(max_size=1200)), max_size=6),
     st.integers(0, 3),
 )
+@example("pax", [("é/", b"0", b"")], 0)
 def test_finds_what_tarfile_finds(form: str, contents: list[tuple[str, bytes, bytes]], long: int) -> None:
     for place in range(min(long, len(contents))):
         name, kind, data = contents[place]

@@ -96,7 +96,7 @@ def members(data: memoryview, where: str) -> Iterator[Member]:
         if kind in _REGULAR:
             name = _name(said.get("path"), fields)
             if not (kind == b"\0" and name.endswith("/")):  # a folder of an old archive
-                yield Member(name, at, start, size)
+                yield Member(name.rstrip("/") if "path" in said else name, at, start, size)
         extended.clear()
         at = start + _whole(size)
 

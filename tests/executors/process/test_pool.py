@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import textwrap
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,7 +31,7 @@ from headrace import DataLoader, DeliveryTimeout, HeadraceError, WorkerDied
 from headrace.executors.process import peer
 from headrace.executors.process import pool as process
 from scripts import Script, ScriptServer
-from waiting import wait_for_reapers, wait_until_ended
+from waiting import LIMIT_S, wait_for_reapers, wait_until_ended
 
 RANK = """
     import multiprocessing
@@ -207,6 +208,33 @@ def test_workers_end_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(process._thread, "start_new_thread", refused)
     assert len(list(reader)) == 37
     assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_an_ended_worker_is_not_alive_while_another_thread_reaps_it(
+    start_method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the system call that reaps it and the next line of that thread."""
+    reaped, asked = threading.Event(), threading.Event()
+    waitpid = os.waitpid
+
+    def and_wait(pid: int, flags: int) -> tuple[int, int]:
+        result = waitpid(pid, flags)
+        if threading.current_thread() is not threading.main_thread() and result[0] == workers[0].pid:
+            reaped.set()
+            asked.wait(LIMIT_S)
+        return result
+
+    reader = iter(DataLoader(Squares(), num_workers=1, seed=0, multiprocessing_context=start_method))
+    workers = reader._workers
+    monkeypatch.setattr(os, "waitpid", and_wait)
+    for _ in reader:
+        pass
+    assert reaped.wait(LIMIT_S)
+    seen = workers[0].is_alive(), workers[0].exitcode
+    asked.set()
+    assert seen == (False, 0)
+    wait_for_reapers()
 
 
 def test_a_finished_pool_needs_no_garbage_collector() -> None:

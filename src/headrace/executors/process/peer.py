@@ -1,10 +1,13 @@
 """The rank's view of one worker process: its socket, its unanswered tasks, its shared memory, and how it ended."""
 
+import os
 import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import connection
+from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import Signals, strsignal
@@ -100,11 +103,36 @@ def _reap(processes: Sequence[BaseProcess]) -> None:
         while waiting and (left := deadline - time.monotonic()) > 0:
             # Where SIGCHLD is ignored, only the sentinel tells that a process has ended.
             ended = connection.wait([process.sentinel for process in waiting], left)
-            waiting = [process for process in waiting if process.sentinel not in ended and process.is_alive()]
+            waiting = [process for process in waiting if process.sentinel not in ended and not _has_ended(process)]
     for process in processes:
         # The sentinel fires a moment before there is an exit status. The process object is not closed: at the exit of
         # the interpreter, multiprocessing would raise for a closed one.
-        process.join(LIVENESS_S)
+        if connection.wait([process.sentinel], LIVENESS_S):
+            _has_ended(process, at_once=False)
+        process.join(0)
+
+
+def _has_ended(process: BaseProcess, *, at_once: bool = True) -> bool:
+    """Tell whether a process has ended, and reap it if so.
+
+    Its exit code is noted before it is reaped. The user may ask the same object in another thread, and multiprocessing
+    takes a process without an exit code for a living one if somebody else has reaped it.
+
+    Args:
+        process: A process that was started.
+        at_once: Whether to return at once. Otherwise the function waits until the process ends.
+    """
+    popen = process._popen  # type: ignore[attr-defined]
+    if type(popen).poll is not Popen.poll or not hasattr(os, "waitid"):  # a forkserver's process, or macOS
+        return not process.is_alive()
+    if popen.returncode is None:
+        with suppress(ChildProcessError):  # reaped in another thread, or by the kernel where SIGCHLD is ignored
+            how = os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT | (os.WNOHANG if at_once else 0))
+            if how is None:
+                return False
+            popen.returncode = how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
+            os.waitpid(popen.pid, os.WNOHANG)
+    return True
 
 
 def death_error(process: BaseProcess) -> WorkerDied:
