@@ -7,26 +7,30 @@ from headrace.errors import (
     DeliveryTimeout,
     HeadraceError,
     MissingExtra,
+    ShardCorrupt,
     SlotTooLarge,
     StateMismatch,
     WorkerDied,
 )
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.loader import DataLoader
-from headrace.plan import Balanced, Order, Plan, Sequential, Shuffled, Subset, Weighted
+from headrace.plan import Balanced, Blocks, Order, Plan, Sequential, Shuffled, Subset, Weighted
 from headrace.randomness import rng, torch_rng
+from headrace.shards import ImageDecoder, ShardWriter, TarDataset
 from headrace.telemetry.stats import Stats
 from headrace.types import Replaced, World
 from headrace.version import __version__ as __version__
 
 __all__ = [
     "Balanced",
+    "Blocks",
     "ClusterUnavailable",
     "DataLoader",
     "Deferred",
     "DeliveryTimeout",
     "Executor",
     "HeadraceError",
+    "ImageDecoder",
     "InlineExecutor",
     "MissingExtra",
     "Order",
@@ -36,11 +40,14 @@ __all__ = [
     "RayExecutor",
     "Replaced",
     "Sequential",
+    "ShardCorrupt",
+    "ShardWriter",
     "Shuffled",
     "SlotTooLarge",
     "StateMismatch",
     "Stats",
     "Subset",
+    "TarDataset",
     "ThreadExecutor",
     "Weighted",
     "WorkerDied",

@@ -172,7 +172,10 @@ class Lease:
 
 @contextmanager
 def callers_generators_kept() -> Iterator[None]:
-    """Restore the caller's generators after the block, whatever it draws or seeds; one thread at a time."""
+    """Restore the caller's generators after the block, whatever it draws or seeds.
+
+    Other threads that begin such a block wait until this one ends.
+    """
     with InterruptsHeld() as held, _current_condition():
         callers = Generators()
         try:

@@ -140,3 +140,13 @@ def test_travels_and_compares_as_a_value() -> None:
     assert one != Blocks([4, 4], streams=3)
     assert one != Blocks([4, 4], streams=2, window=3)
     assert repr(one) == "Blocks(2 blocks, streams=2, window=2048)"
+
+
+@pytest.mark.parametrize(
+    ("samples", "streams"),
+    [(1, 1), (511, 1), (512, 2), (1797, 6), (20_000, 64), (49_151, 96), (49_152, 192), (10**9, 192)],
+)
+def test_small_data_has_fewer_streams(samples: int, streams: int) -> None:
+    order = Blocks([samples])
+    assert order == Blocks([samples], streams)
+    assert 192 % order.streams == 0

@@ -24,7 +24,7 @@ COLUMNS = {
 def test_comes_back_read_only(tmp_path: Path) -> None:
     path = tmp_path / "x.index"
     write_columns(path, COLUMNS, {"fields": ["jpg", "é"], "size": 7})
-    columns, about = read_columns(path)
+    columns, about, _ = read_columns(path)
     assert about == {"fields": ["jpg", "é"], "size": 7}
     assert list(columns) == list(COLUMNS)
     for name, column in columns.items():
@@ -37,7 +37,7 @@ def test_comes_back_read_only(tmp_path: Path) -> None:
 def test_takes_the_place_of_another_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.index"
     write_columns(path, COLUMNS, {})
-    before, _ = read_columns(path)
+    before, _, _ = read_columns(path)
     write_columns(path, {"a": np.array([9], np.uint8)}, {})
     assert before["a"].tolist() == [1, 2, 300], "who has mapped the former file keeps it"
     assert read_columns(path)[0]["a"].tolist() == [9]

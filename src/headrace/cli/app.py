@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 
 from headrace.cli.demo.demo import run_demo
+from headrace.cli.index import Options as IndexOptions
+from headrace.cli.index import run_index
 from headrace.cli.plan import EpochPlan, show
 from headrace.cli.verify.verify import Options, run_verify
 from headrace.version import __version__
@@ -58,6 +60,28 @@ def plan(
         typer.echo(f"headrace plan: {error}", err=True)
         raise typer.Exit(2) from None
     show(epoch_plan, Console(highlight=False))
+
+
+@app.command()
+def index(
+    shards: Annotated[list[str], typer.Argument(help="Tar shards: paths, with braces ('{000..127}') or wildcards.")],
+    manifest: Annotated[
+        str | None, typer.Option(help="Write one index of all shards, named *.index, instead of one beside each.")
+    ] = None,
+    checksums: Annotated[bool, typer.Option("--checksums", help="Also keep a checksum of each field's data.")] = False,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Also keep the number that each sample has in a field: cls, or json:label. May be repeated."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each CPU.")] = None,
+) -> None:
+    """Make the indexes by which TarDataset reads tar shards. Existing indexes are replaced."""
+    try:
+        options = IndexOptions.parse(shards, manifest, checksums, column or [], jobs)
+    except (ValueError, OSError) as error:
+        typer.echo(f"headrace index: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(run_index(options, Console(highlight=False)))
 
 
 @app.command()

@@ -198,8 +198,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         workers nothing.
 
         Under a plan it is the same on every rank, and may be loaded with another number of ranks, workers or samples
-        in a batch, another `tail` or executor. Elsewhere, and with `in_order=False`, it belongs to this rank: then
-        `rank_local` holds what is needed, and other circumstances are refused when iteration begins.
+        in a batch, another `tail` or executor. Without a plan, or with `in_order=False`, it belongs to this rank: its
+        key `rank_local` holds what else is needed. Another rank, world size, number of workers or batch size is then
+        refused when iteration begins.
         """
         if self._source.kind is Kind.STREAM and self._schedule.latest is None:
             # The pass asks the dataset for its state.

@@ -81,7 +81,7 @@ def order_of(loader: Any, shuffle: bool) -> Order:
     """Return the order of a loader without a sampler: the user's, the dataset's own, or torch's.
 
     Raises:
-        ValueError: The dataset's own order does not fit it.
+        ValueError: The dataset's own order was made for a dataset of another length.
     """
     order: Order | None = loader.order
     if order is None and shuffle:

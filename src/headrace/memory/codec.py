@@ -26,10 +26,10 @@ _NO_SLOT = struct.pack("<q", -1)
 """The first bytes of a message that uses no slot."""
 
 _HEAD_OF_TWO = struct.Struct("<6q")
-"""The head of a message with two parts, if no slot was given up."""
+"""The head of a message with two parts, if the rank is to forget no slot."""
 
 _HEAD_ALONE = memoryview(struct.pack("<2q", -1, 0))
-"""The head of a message without a slot, if no slot was given up."""
+"""The head of a message without a slot, if the rank is to forget no slot."""
 
 
 class SlotWriter:

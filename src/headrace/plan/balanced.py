@@ -72,7 +72,7 @@ class Balanced(Order):
         return f"Balanced({self._labels:,} labels of {len(self.classes):,} classes{length})"
 
     def samples(self, length: int) -> int:
-        """Count one epoch: the `length` given, or one per label.
+        """Return the samples of one epoch: the order's own `length`, or as many as there are labels.
 
         Raises:
             ValueError: There is not one label per dataset sample.

@@ -13,8 +13,11 @@ from headrace.plan.order import EpochOrder, Order, flat_array
 from headrace.plan.permute import permutation
 from headrace.types import Indices, Positions
 
-STREAMS = 192
+_STREAMS = 192
 """The number of streams by default: a multiple of many sizes of worlds."""
+
+_LEAST_SAMPLES = 256
+"""Small data has fewer streams by default, so that each has this number of samples to shuffle."""
 
 WINDOW = 2048
 """The number of neighbouring samples of a stream that are permuted together, by default."""
@@ -36,7 +39,8 @@ class Blocks(Order):
 
     Args:
         sizes: The number of samples of each block, in the dataset's order, shape (n,), n >= 1; each >= 0, not all 0.
-        streams: The number of streams, >= 1: a multiple of the largest world that will read the data.
+        streams: The number of streams, >= 1: a multiple of the largest world that will read the data. The default is
+            192, or for small data the largest divisor of 192 with which each stream has 256 samples.
         window: How many neighbouring samples of a stream are permuted together, >= 1. A larger window mixes better, and
             reads more blocks at a time.
 
@@ -46,7 +50,7 @@ class Blocks(Order):
     """
 
     def __init__(
-        self, sizes: Sequence[int] | NDArray[np.integer], streams: int = STREAMS, window: int = WINDOW
+        self, sizes: Sequence[int] | NDArray[np.integer], streams: int | None = None, window: int = WINDOW
     ) -> None:
         array = flat_array("sizes", sizes, "a non-empty sequence of integers")
         if array.dtype.kind not in "iu":
@@ -56,9 +60,10 @@ class Blocks(Order):
         if not array.any():
             raise ValueError("sizes are all 0: expected at least one block with a sample.")
         self.sizes: NDArray[np.int64] = array.astype(np.int64)
-        self.streams = whole_number("streams", streams, low=1, fix="A multiple of the world's size keeps ranks apart.")
         self.window = whole_number("window", window, low=1, fix="Some thousands mix well.")
         self._total = int(self.sizes.sum())
+        fix = "A multiple of the world's size keeps ranks apart."
+        self.streams = _suitable(self._total) if streams is None else whole_number("streams", streams, low=1, fix=fix)
 
     def _parameters(self) -> tuple[Any, ...]:
         return self.sizes, self.streams, self.window
@@ -114,6 +119,11 @@ class Blocks(Order):
         first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         runs = np.searchsorted(_run_starts(self._total, self.streams), starts, side="right") - 1
         return runs, first[placed[blocks]] + starts - before, cuts - starts
+
+
+def _suitable(total: int) -> int:
+    """Return the number of streams for so many samples."""
+    return max(one for one in range(1, _STREAMS + 1) if _STREAMS % one == 0 and one <= max(1, total // _LEAST_SAMPLES))
 
 
 def _run_starts(total: int, streams: int) -> NDArray[np.int64]:

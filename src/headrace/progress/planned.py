@@ -36,13 +36,13 @@ class PlanPass(Pass):
         self._whole_steps = (plan.samples - start.samples) // plan.global_batch if plan.even else 0
 
     def tasks(self, first: int = 0) -> Iterator[Task]:
-        """Return the plan's tasks for the rest of the epoch, from the task number `first` on."""
+        """Return the tasks of this pass, which ends with the epoch, without the first `first` ones."""
         epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._skipped)
         left = islice((step for step in range(self.steps) if step not in done), first, None)
         return (PlanTask(epoch, step, cursor) for step in (left if done else range(first, self.steps)))
 
     def revised(self) -> Iterator[Task] | None:
-        """Return other tasks if `set_epoch` was called between `iter()` and the first batch; else None."""
+        """Return the new epoch's tasks if `set_epoch` was called between `iter()` and the first batch; else None."""
         return self.tasks() if self._moves() else None
 
     def size(self, task: Any) -> int:

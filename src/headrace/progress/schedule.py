@@ -148,7 +148,11 @@ class Schedule:
             raise mismatch("seed", state.seed, source.seed, "Pass the state's seed, or leave it out to go on with it.")
 
     def begin(self) -> None:
-        """Warn, once, if the epoch about to begin was broken off, and if the generator does not decide on it."""
+        """Give the warnings that belong to the begin of an epoch, each once.
+
+        One is about an earlier reader that left this epoch before its end; one about a loader's `generator` that several
+        ranks do not use.
+        """
         source = self.source
         if self._abandoned:
             source.warn_once(

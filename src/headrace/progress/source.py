@@ -29,7 +29,7 @@ class Kind(Enum):
     """An iterable dataset."""
 
     DATAPIPE = "datapipe"
-    """A datapipe, which torch's own iterators read; in a group of several ranks a map-style one is split by a plan."""
+    """A datapipe. Torch's own iterators read it, also where a plan splits a map-style one over several ranks."""
 
     @property
     def reason(self) -> str:

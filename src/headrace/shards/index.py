@@ -1,23 +1,26 @@
 """The index of shards: where each sample's fields lie, so that any sample can be read without the others."""
 
-import mmap
 import os
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from headrace.errors import ShardCorrupt
 from headrace.shards.columns import Array, read_columns, smallest, write_columns
-from headrace.shards.samples import samples
-from headrace.shards.tar import BLOCK, members
+from headrace.shards.tar import BLOCK
 
-_OF_FIELDS = ("name", "block", "size", "check")
+OF_FIELDS = ("name", "block", "size", "check")
 """The columns with a number for each field of each sample."""
+
+SUM = "sum"
+"""The column with the CRC-32 of each field's data, where there is one."""
+
+VALUES = "values of "
+"""The prefix of the names of columns with a numeric value of each sample, such as its label."""
 
 
 class Shard(NamedTuple):
@@ -34,23 +37,26 @@ class Shard(NamedTuple):
     samples: int
 
 
-class Field(NamedTuple):
-    """Where a field of a sample lies in its shard.
+class Places(NamedTuple):
+    """Where the fields of several samples lie. The lists after `first` have an item for each field.
 
     Attributes:
+        shard: The number of each sample's shard.
+        first: The number of each sample's first field in the other lists; one more at the end.
+        name: The field's place among the index's names.
         header: The first byte of its member's header; the data begins one block later.
         size: The bytes of its data.
         check: The CRC-32 of the header.
+        sum: The CRC-32 of the data; empty where the index has no checksums.
     """
 
-    header: int
-    size: int
-    check: int
-
-    @property
-    def start(self) -> int:
-        """The first byte of its data."""
-        return self.header + BLOCK
+    shard: list[int]
+    first: list[int]
+    name: list[int]
+    header: list[int]
+    size: list[int]
+    check: list[int]
+    sum: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,58 +66,30 @@ class Index:
     Attributes:
         shards: The shards.
         names: The names of all fields, such as "jpg".
-        columns: Numbers: for each sample the number of its first field (`first`, with one more at the end), and where
-            its key ends (`key_end`) in the bytes of all keys (`keys`); for each field its place among `names` (`name`),
-            the block of its header (`block`), its bytes (`size`), and its header's CRC-32 (`check`).
+        columns: Numbers, in arrays of shape (n,). For each sample the number of its first field (`first`, with one more
+            at the end), and where its key ends (`key_end`) in the bytes of all keys (`keys`). For each field its place
+            among `names` (`name`), the block of its header (`block`), its bytes (`size`), its header's CRC-32 (`check`)
+            and perhaps its data's (`sum`). For each sample perhaps numbers from fields (`values of FIELD`).
+        origin: The file that it was loaded from, the folder that names are relative to, and the checksum of the file's
+            description; None if the index was made in this process.
     """
 
     shards: tuple[Shard, ...]
     names: tuple[str, ...]
     columns: dict[str, Array]
-
-    @classmethod
-    def scan(cls, path: Path, name: str | None = None) -> Self:
-        """Read the headers of a shard.
-
-        Args:
-            path: The shard, a plain tar archive.
-            name: Its name in the index; by default the path.
-
-        Raises:
-            OSError: It cannot be read.
-            ShardCorrupt: It is no whole tar archive.
-        """
-        name = str(path) if name is None else name
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if not size:
-                raise ShardCorrupt(f"{name} is corrupt at byte 0: it is empty")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-                names: dict[str, int] = {}
-                keys, key_end, first = bytearray(), [], [0]
-                rows: list[tuple[int, int, int, int]] = []
-                for key, fields in samples(members(data, name), name):
-                    for field, at in fields.items():
-                        check = zlib.crc32(data[at.header : at.header + BLOCK])
-                        rows.append((names.setdefault(field, len(names)), at.header // BLOCK, at.size, check))
-                    keys += key.encode("utf-8", "surrogateescape")
-                    key_end.append(len(keys))
-                    first.append(len(rows))
-        columns = dict(zip(_OF_FIELDS, np.array(rows, np.uint64).reshape(-1, 4).T, strict=True))
-        columns |= {"key_end": np.array(key_end, np.uint64), "first": np.array(first, np.uint64)}
-        packed = {column: smallest(values) for column, values in columns.items()}
-        packed["keys"] = np.frombuffer(bytes(keys), np.uint8)
-        return cls((Shard(name, size, len(key_end)),), tuple(names), packed)
+    origin: tuple[str, str, int] | None = None
 
     @classmethod
     def join(cls, parts: Sequence["Index"]) -> Self:
-        """Return the index of all shards of several indexes, in their order."""
+        """Return the index of all shards of several indexes, in their order.
+
+        Checksums, and numbers from fields, are kept where all of the indexes have them.
+        """
         names = tuple(dict.fromkeys(name for part in parts for name in part.names))
         places = {name: place for place, name in enumerate(names)}
-        joined: dict[str, list[Array]] = {
-            column: [] for column in ("name", "block", "size", "check", "keys", "key_end")
-        }
-        joined["first"] = [np.zeros(1, np.uint64)]
+        joined: dict[str, list[Array]] = {column: [] for column in (*OF_FIELDS, "keys", "key_end")}
+        joined |= {"first": [np.zeros(1, np.uint64)]}
+        kept = set.intersection(*(set(part.columns) for part in parts)) - joined.keys()
         fields = key_bytes = 0
         for part in parts:
             columns = part.columns
@@ -119,43 +97,60 @@ class Index:
             joined["name"].append(moved[columns["name"]] if len(moved) else columns["name"])
             for column in ("block", "size", "check", "keys"):
                 joined[column].append(columns[column])
+            for column in kept:
+                joined.setdefault(column, []).append(columns[column])
             joined["key_end"].append(columns["key_end"].astype(np.uint64) + np.uint64(key_bytes))
             joined["first"].append(columns["first"][1:].astype(np.uint64) + np.uint64(fields))
             fields += len(columns["block"])
             key_bytes += len(columns["keys"])
-        whole = {column: smallest(np.concatenate(arrays)) for column, arrays in joined.items() if arrays}
+        whole = {column: np.concatenate(arrays) for column, arrays in joined.items()}
+        whole = {name: array if name.startswith(VALUES) else smallest(array) for name, array in whole.items()}
         return cls(tuple(shard for part in parts for shard in part.shards), names, whole)
 
     def save(self, path: Path) -> None:
-        """Write it in the place of another, whole or not at all.
+        """Write it in the place of another, whole or not at all. It may be moved together with shards in its folder.
 
         Raises:
             OSError: It cannot be written.
         """
-        write_columns(path, self.columns, {"shards": self.shards, "names": self.names})
+        folder = os.path.abspath(path.parent) + os.sep
+        shards = [shard._replace(name=os.path.abspath(shard.name).removeprefix(folder)) for shard in self.shards]
+        write_columns(path, self.columns, {"shards": shards, "names": self.names})
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, folder: str | None = None) -> Self:
         """Map an index from a file.
+
+        Args:
+            path: The file.
+            folder: What the names of its shards are relative to; by default the file's folder.
 
         Raises:
             OSError: It cannot be read.
             ShardCorrupt: It is no index, of another version, or was cut off or changed.
         """
-        columns, about = read_columns(path)
+        columns, about, checksum = read_columns(path)
+        folder = os.path.dirname(path) if folder is None else folder
         try:
-            shards = tuple(Shard(str(name), int(size), int(count)) for name, size, count in about["shards"])
-            found = cls(shards, tuple(map(str, about["names"])), columns)
-            lengths = {
-                column: len(columns[column]) for column in ("name", "block", "size", "check", "first", "key_end")
-            }
+            shards = tuple(
+                Shard(os.path.join(folder, name), int(size), int(count)) for name, size, count in about["shards"]
+            )
+            found = cls(shards, tuple(map(str, about["names"])), columns, (os.path.abspath(path), folder, checksum))
+            fields, samples = len(columns["block"]), sum(shard.samples for shard in shards)
+            expected = dict.fromkeys((*OF_FIELDS, SUM), fields) | {"first": samples + 1, "keys": len(columns["keys"])}
+            fits = all(len(columns[name]) == expected[name] for name in (*OF_FIELDS, "first"))
+            fits &= all(len(column) == expected.get(name, samples) for name, column in columns.items())
         except (KeyError, TypeError, ValueError) as error:
             raise ShardCorrupt(f"{path} cannot be understood ({error!r}). Make it again: headrace index") from error
-        fields, count = lengths["block"], sum(shard.samples for shard in shards)
-        expected = dict.fromkeys(_OF_FIELDS, fields) | {"first": count + 1, "key_end": count}
-        if lengths != expected or any(shard.samples < 0 for shard in shards):
+        if not fits or any(shard.samples < 0 or shard.size < 0 for shard in shards):
             raise ShardCorrupt(f"{path} contradicts itself. Make it again: headrace index")
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A mapped index is mapped again by the process that gets it: only the name of its file travels."""
+        if self.origin is None:
+            return Index, (self.shards, self.names, self.columns)
+        return _loaded_again, self.origin
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -165,30 +160,56 @@ class Index:
         """The number of samples up to the end of each shard."""
         return np.cumsum([shard.samples for shard in self.shards], dtype=np.int64)
 
-    def shard_of(self, sample: int) -> int:
-        """Return the number of the shard that has a sample, in [0, len(self))."""
-        return int(np.searchsorted(self._ends, sample, side="right"))
+    @cached_property
+    def _sizes(self) -> Array:
+        """The bytes of each shard."""
+        return np.array([shard.size for shard in self.shards], np.int64)
+
+    def shard_of(self, sample: int) -> Shard:
+        """Return the shard that has a sample, in [0, len(self))."""
+        return self.shards[int(np.searchsorted(self._ends, sample, side="right"))]
 
     def key(self, sample: int) -> str:
-        """Return a sample's key."""
+        """Return the key of a sample, in [0, len(self))."""
         ends = self.columns["key_end"]
         text = self.columns["keys"][int(ends[sample - 1]) if sample else 0 : int(ends[sample])]
         return text.tobytes().decode("utf-8", "surrogateescape")
 
-    def fields(self, sample: int) -> dict[str, Field]:
-        """Return where the fields of a sample lie, in the shard's order.
+    def places(self, samples: Sequence[int]) -> Places:
+        """Return where the fields of samples lie, in the order in which they stand in the shard.
+
+        Args:
+            samples: Numbers of samples, each in [0, len(self)).
 
         Raises:
             ShardCorrupt: The index says what cannot be: a place outside of the shard.
         """
-        return dict(self._fields(sample))
+        numbers, columns = np.asarray(samples, np.int64), self.columns
+        shards = np.searchsorted(self._ends, numbers, side="right")
+        starts = columns["first"][numbers].astype(np.int64)
+        counts = columns["first"][numbers + 1].astype(np.int64) - starts
+        first = np.concatenate([[0], np.cumsum(counts)])
+        if (counts < 0).any() or first[-1] > len(columns["block"]):
+            self._contradicts(shards[0])
+        fields = np.arange(first[-1]) + np.repeat(starts - first[:-1], counts)
+        if len(fields) and not 0 <= fields.min() <= fields.max() < len(columns["block"]):
+            self._contradicts(shards[0])
+        header = columns["block"][fields].astype(np.int64) * BLOCK
+        size, name = columns["size"][fields].astype(np.int64), columns["name"][fields]
+        beyond = header + BLOCK + size > self._sizes[np.repeat(shards, counts)]
+        beyond |= (header < 0) | (size < 0) | (name >= len(self.names))
+        if beyond.any():
+            self._contradicts(np.repeat(shards, counts)[beyond][0])
+        sums = columns[SUM][fields].tolist() if SUM in columns else []
+        check = columns["check"][fields].tolist()
+        return Places(shards.tolist(), first.tolist(), name.tolist(), header.tolist(), size.tolist(), check, sums)
 
-    def _fields(self, sample: int) -> Iterator[tuple[str, Field]]:
-        columns, shard = self.columns, self.shards[self.shard_of(sample)]
-        first, last = int(columns["first"][sample]), int(columns["first"][sample + 1])
-        for number in range(first, last):
-            name, header = int(columns["name"][number]), int(columns["block"][number]) * BLOCK
-            found = Field(header, int(columns["size"][number]), int(columns["check"][number]))
-            if name >= len(self.names) or found.start + found.size > shard.size:
-                raise ShardCorrupt(f"the index of {shard.name} does not fit it. Make it again: headrace index")
-            yield self.names[name], found
+    def _contradicts(self, shard: int) -> None:
+        raise ShardCorrupt(f"the index of {self.shards[shard].name} does not fit it. Make it again: headrace index")
+
+
+def _loaded_again(path: str, folder: str, checksum: int) -> Index:
+    index = Index.load(Path(path), folder)
+    if index.origin != (path, folder, checksum):
+        raise ShardCorrupt(f"{path} has changed since the dataset was made. Make the dataset again.")
+    return index

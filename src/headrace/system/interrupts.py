@@ -123,7 +123,11 @@ class Droppable:
         return self
 
     def _dropped(self) -> None:
-        """Release everything. It is called on another object with the same attributes, and again after a Ctrl-C."""
+        """Release everything that the object holds.
+
+        `self` is then another object of the same class with the same attributes: the one that was dropped is gone. If a
+        Ctrl-C interrupts the call, it is made once more.
+        """
         raise NotImplementedError
 
 

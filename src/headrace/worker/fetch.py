@@ -242,9 +242,10 @@ class Fetcher:
         return self._substitutes is not None and not isinstance(error, MemoryError | WrongCount)
 
     def _several(self, batch: _Batch) -> bool:
-        """Fetch in threads; return whether that is valid.
+        """Fetch samples in threads, and return whether the result may be used.
 
-        It is not where a sample drew from a shared generator: the order matters then, and the generators are restored.
+        It may not be used if a sample drew from a global generator, since its numbers then depend on the order of the
+        threads. The generators are restored in that case.
         """
         before = None if self._shared else Generators()
         unseeded = _Batch(batch.indices, batch.keys, False, batch.step, batch.pair)

@@ -72,7 +72,7 @@ def _fetches_as(dataset: Any, kind: type) -> bool:
 
 
 class _Own:
-    """A dataset with the pair."""
+    """Reads by the methods `read_many` and `decode` that a dataset itself has."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -77,7 +77,7 @@ class Stream:
         self._samples = samples if share is None else share.of(samples)
 
     def end(self) -> StreamEnd:
-        """Yield nothing more."""
+        """Stop reading: later calls of `next` find no sample. Return the mark of the end, with the dataset's state."""
         self._samples = iter(())
         return StreamEnd(_state_of(self._dataset) if has_state(self._dataset) else None)
 
@@ -118,10 +118,10 @@ class Stream:
 
 
 def _restored(dataset: Any, start: StreamStart) -> Iterator[Any]:
-    """Return a dataset's iterator, both with the states that they had at the start.
+    """Return a dataset's iterator, after the saved states of both have been loaded.
 
-    The dataset gets its own before it is asked for the iterator, which may be made from it. The iterator gets its own
-    afterwards: a dataset that is its own iterator mostly resets itself in `__iter__`.
+    The dataset's state is loaded before `iter()`, since the iterator may begin where that state says. The iterator's
+    state is loaded after `iter()`, since a dataset that is its own iterator mostly resets itself in `__iter__`.
     """
     place = start.place
     if place.of_dataset is not None:

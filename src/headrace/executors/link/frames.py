@@ -73,7 +73,10 @@ def _checked(sizes: Sequence[int], total: int) -> Sequence[int]:
 
 
 def _first_frame(rest: memoryview) -> tuple[list[bytearray], memoryview]:
-    """Return the parts of the first frame and the bytes behind it; no parts if it is empty or not complete yet."""
+    """Return the parts of the first frame and the bytes behind it.
+
+    If the frame has no parts, or has not arrived whole, return no parts and all the bytes.
+    """
     arrived = len(rest)
     if arrived < _HEAD_BYTES:
         return [], rest

@@ -63,9 +63,10 @@ class Peer(Wire):
         return self.open, not self.up, len(self.unanswered)
 
     def stopped(self) -> bool:
-        """Tell whether the process is stopped, and was already stopped at an earlier call.
+        """Tell whether the process has been in the state "stopped" for some time, at two calls in a row or more.
 
-        One call is not enough: when a whole job is stopped and continued, its workers look stopped for a moment.
+        One call is not enough. When the rank and its workers are stopped and continued together, as by Ctrl-Z and `fg`,
+        the workers look stopped for a moment.
         """
         now_s, before_s = time.monotonic(), self._stopped_s
         self._stopped_s = None

@@ -96,7 +96,7 @@ class _ProcessPool(Pool):
         keep_freed_memory()  # for batches that hold bytes or text; forked workers inherit the setting
         self._peers: list[Peer] = []
         self._lost: list[BaseProcess] = []  # replaced, but not waited for yet
-        self._remark = ""  # a note for the errors about workers' deaths, once the pool has given up
+        self._remark = ""  # why the pool does not replace workers any more; a note for the errors about their deaths
         self._submitted = 0
         self._lender = Lender()
         self._poll = select.poll()  # directly: `selectors` would double the time of a wait

@@ -16,7 +16,8 @@ class Connections:
 
     Args:
         events: The pool's events. A new event ends a wait, too.
-        shared_memory: Whether workers on the rank's own host may connect.
+        shared_memory: Whether there is a listener, to which workers on the rank's own host connect in order to send
+            batches in shared memory. Without it Ray carries all batches.
 
     Attributes:
         address: The listener's name; "" if there is none.

@@ -91,7 +91,10 @@ class Dispatcher:
         return best
 
     def has_idle_worker(self, peers: Iterable[RayPeer]) -> bool:
-        """Tell whether an idle worker should get tasks now: enough for a message, or any if all workers are idle."""
+        """Tell whether a worker is idle and should be sent tasks now.
+
+        It should if the queue has enough tasks for a message, or if all workers are idle.
+        """
         busy = [bool(peer.unanswered) for peer in peers if peer.up and not peer.suspect]
         return not all(busy) and (len(self.queue) >= self._min_message or not any(busy))
 

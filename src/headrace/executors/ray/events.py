@@ -110,7 +110,10 @@ class Copier:
         return _get(self._ray, calls)
 
     def close(self) -> None:
-        """End the thread, and wait for its present copy: a call of Ray after Ray's shutdown would end the process."""
+        """End the thread, and wait until it has made the copy that it is making.
+
+        If it called Ray after Ray's shutdown, Ray would end the process.
+        """
         with suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()

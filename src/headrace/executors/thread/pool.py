@@ -1,12 +1,15 @@
 """Workers as threads of this process: for decoders that release the GIL, and for Python without one.
 
-Threads share the process's global generators. Therefore a batch is computed without seeding them, and they are compared
-before and after. If they moved, the batch is computed again in the caller's thread, seeded sample by sample as
-everywhere else. If the batch itself drew, and not the training loop, all further batches are computed in this way. The
-first batch is computed in the caller's thread, since most datasets that draw do so from the first sample on.
+Threads share the process's global random generators. Therefore a batch is computed without seeding them, and their
+states are compared before and after it. If the states differ, the batch is computed again in the caller's thread, while
+no other thread computes. If the states differ then, too, the batch has drawn random numbers, and not the training loop.
+It is then computed with the generators seeded for each sample, as in every other executor, and so are all batches after
+it, one at a time. The first batch is computed in the caller's thread in any case, since most datasets that draw random
+numbers do so from the first sample on.
 
-Where the caller waits with a limit, the worker's thread computes such a batch, and the caller preserves the generators
-meanwhile. At the limit the caller takes them back: from then on that thread must not set them.
+Where the caller waits with a time limit, it gives the batches of its own thread to a worker's thread, so that it can
+stop waiting. It notes the generators' states before that and restores them afterwards. It also restores them when the
+limit is over; the worker's thread, which still runs, is then kept from setting the generators.
 """
 
 import atexit

@@ -108,7 +108,7 @@ class SerialComputing:
         try:
             return outcome, drew
         finally:
-            del outcome  # for the same reason
+            del outcome  # it may hold an error, whose traceback refers to this frame
 
     def _watched(self, worker: Worker, job: Job, deadline: float | None) -> tuple[Outcome, list[str]]:
         """Compute a batch unseeded; return the names of the generators that moved, too, after restoring them."""

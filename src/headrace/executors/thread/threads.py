@@ -144,7 +144,7 @@ class WorkerThreads:
             future.remarks.append(stream_remark(moved))  # its samples are gone, so it cannot be computed again
         self.false_alarms = 0
         fill(future, outcome, error)
-        del error, future  # for the same reason
+        del error, future  # this frame must not be in a reference cycle here either
 
     def put_back(self, job: Job) -> None:
         """Put a job at the front of the queue."""

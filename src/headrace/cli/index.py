@@ -1,0 +1,106 @@
+"""`headrace index`: make the indexes of shards, in several processes at a time."""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch._utils import cpu_count
+
+from headrace.errors import HeadraceError, whole_number
+from headrace.shards.catalog import SUFFIX
+from headrace.shards.index import Index
+from headrace.shards.names import shard_paths
+from headrace.shards.scanning import scan
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to index, and how.
+
+    Attributes:
+        paths: The shards.
+        manifest: One file for all; None for one beside each shard.
+        checksums: Whether to keep checksums of the data.
+        columns: Fields whose numbers to keep.
+        jobs: How many processes do it.
+    """
+
+    paths: list[str]
+    manifest: Path | None
+    checksums: bool
+    columns: list[str]
+    jobs: int
+
+    @classmethod
+    def parse(
+        cls, shards: list[str], manifest: str | None, checksums: bool, columns: list[str], jobs: int | None
+    ) -> "Options":
+        """Make them from the command's arguments.
+
+        Raises:
+            FileNotFoundError: No file matches.
+            ValueError: An argument is out of its range.
+        """
+        if manifest is not None and not manifest.endswith(SUFFIX):
+            raise ValueError(f"--manifest={manifest!r} is not allowed: expected a name that ends in {SUFFIX}.")
+        chosen = whole_number("--jobs", jobs, low=1) if jobs is not None else cpu_count() or 1
+        paths = [path for one in shards for path in shard_paths(one)]
+        return cls(paths, None if manifest is None else Path(manifest), checksums, columns, chosen)
+
+
+def run_index(options: Options, console: Console) -> int:
+    """Make the indexes, say what they hold, and return the exit code: 1 where a shard has no index."""
+    problems: list[str] = []
+    parts: list[Index] = []
+    shards = samples = fields = size = 0
+    for done in _made(options, console):
+        if isinstance(done, str):
+            problems.append(done)
+            continue
+        if options.manifest is not None:
+            parts.append(done)
+        shards += 1
+        samples += len(done)
+        fields += len(done.columns["block"])
+        size += done.shards[0].size
+    for problem in problems:
+        console.print(problem, style="red", soft_wrap=True)
+    if options.manifest is not None and parts and not problems:
+        try:
+            Index.join(parts).save(options.manifest)
+        except OSError as error:
+            problems.append(f"{options.manifest}: {error}")
+            console.print(problems[-1], style="red", soft_wrap=True)
+    where = f" in {options.manifest}" if options.manifest is not None else ""
+    console.print(f"{shards:,} shards, {samples:,} samples, {fields:,} fields, {size / 1e9:,.2f} GB{where}")
+    return 1 if problems else 0
+
+
+def _made(options: Options, console: Console) -> Iterator[Index | str]:
+    """Yield the index of each shard, in order; a text where there is none."""
+    make = partial(_index, options.manifest is None, options.checksums, options.columns)
+    # This process has no threads yet, so it may fork; a new interpreter would import torch first.
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    bar = TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with (
+        ProcessPoolExecutor(min(options.jobs, len(options.paths)), context) as processes,
+        Progress(*bar, console=console, transient=True) as progress,
+    ):
+        yield from progress.track(processes.map(make, options.paths), total=len(options.paths))
+
+
+def _index(beside: bool, checksums: bool, columns: list[str], path: str) -> Index | str:
+    """Return the index of a shard, written beside it if that is wanted; or what is wrong with it."""
+    try:
+        index = scan(Path(path), checksums, columns)
+        if beside:
+            index.save(Path(f"{path}{SUFFIX}"))
+    except (HeadraceError, OSError, ValueError) as error:
+        return f"{path}: {error}"
+    return index

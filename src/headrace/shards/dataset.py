@@ -1,0 +1,244 @@
+"""`TarDataset`: the samples of plain tar shards, read by number."""
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from headrace.errors import ShardCorrupt, bad_type, bad_value, check_flag, note
+from headrace.plan.blocks import WINDOW, Blocks
+from headrace.shards.catalog import Shards, open_index
+from headrace.shards.decoding import Decode, Decoder
+from headrace.shards.files import Files
+from headrace.shards.index import SUM, VALUES, Index, Places
+from headrace.shards.tar import BLOCK
+
+_SMALL = 4096
+"""The largest field that is read together with its header, in bytes: a larger one would have to be copied."""
+
+_ABOUT: dict[str, Callable[[Index, int], str]] = {
+    "__key__": Index.key,
+    "__url__": lambda index, sample: index.shard_of(sample).name,
+}
+"""What can be read beside the fields of a sample: its key, and the name of its shard."""
+
+Raw = tuple[int, list[tuple[str, bytes]]]
+"""The number of a sample, and its fields, each with its name."""
+
+
+class TarDataset(Dataset[Any]):
+    """The samples of WebDataset's tar shards, by number. The shards stay as they are; each needs a small index.
+
+    Members that share a name up to its first dot are the fields of a sample, by the rules of webdataset 1.0.2. With
+    `shuffle=True` a loader reads in an order of `Blocks`, so that each rank reads few shards. Samples are read once a
+    batch and decoded one by one, each with its own random numbers.
+
+    Where a shard has no index, it is made here, in this process, and written beside the shard, or into the user's cache
+    folder (`XDG_CACHE_HOME`) where that is not allowed. The command `headrace index` makes indexes in parallel, and one
+    manifest for many shards.
+
+    Args:
+        shards: Paths, as webdataset has them: `::` separates, `{000..127}` stands for many, `*` for those that exist.
+            What is in a list is taken as it is. Or the path of a manifest (`*.index`).
+        fields: Which fields to read: "jpg;png cls" or ("jpg;png", "cls"). Of `jpg;png` the first that a sample has is
+            taken. A sample is then a tuple. None reads all; a sample is then a dict with `__key__` and `__url__`.
+        decode: How to decode fields; see `Decoder`. None leaves bytes.
+        transform: Called with each decoded sample; its result is the sample.
+        allow_pickle: Whether to unpickle fields that are pickles. Unpickling runs whatever code the shard brings;
+            without it these fields stay bytes.
+        verify: Whether to compare the data of each field with the index's checksum (`headrace index --checksums`).
+        streams: For the order `Blocks`: a multiple of the largest world that will read the data. None chooses.
+        window: For the order `Blocks`: how many neighbouring samples of a stream are permuted together.
+
+    Attributes:
+        index: Where all samples lie.
+        order: The order that `shuffle=True` takes.
+
+    Raises:
+        FileNotFoundError: A shard does not exist, or no file matches.
+        OSError: A shard cannot be read.
+        ShardCorrupt: A shard is no whole archive, or its index does not fit it.
+        TypeError: An argument has a wrong type.
+        ValueError: An argument is out of its range, or no shard has a sample.
+
+    Example:
+        >>> dataset = TarDataset("train-{000..127}.tar", fields="jpg cls", decode="torchrgb8")
+        >>> loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        fields: str | Sequence[str] | None = None,
+        decode: Decode = None,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        allow_pickle: bool = False,
+        verify: bool = False,
+        streams: int | None = None,
+        window: int = WINDOW,
+    ) -> None:
+        check_flag("allow_pickle", allow_pickle, default=False)
+        check_flag("verify", verify, default=False)
+        if transform is not None and not callable(transform):
+            bad_type("transform", transform, "a callable that gets a sample", "Leave it out for samples as they are.")
+        self._slots = None if fields is None else _slots(fields)
+        self._decoder = Decoder(decode, allow_pickle)
+        self._transform = transform
+        self._verify = verify
+        self._folder = os.getcwd()  # for workers with another one
+        self._files = Files()
+        self.index: Index = open_index(shards)
+        if not len(self.index):
+            raise ValueError(f"shards={shards!r} have no sample: expected members such as '0001.jpg'.")
+        if verify and SUM not in self.index.columns:
+            raise ValueError(
+                "verify=True is not allowed: the index has no checksums. Make it with headrace index --checksums."
+            )
+        for slot, known in self._preferred:
+            if not known:
+                bad_value("fields", slot, f"among {', '.join(self.index.names)}", "No sample has another field.")
+        self.order = Blocks(self.block_sizes, streams, window)
+
+    @property
+    def block_sizes(self) -> NDArray[np.int64]:
+        """The number of samples of each shard, shape (shards,)."""
+        return np.array([shard.samples for shard in self.index.shards], np.int64)
+
+    def column(self, field: str) -> NDArray[Any]:
+        """Return a number for each sample from the index, shape (samples,): labels for `Balanced`, for example.
+
+        Args:
+            field: As it was given to `headrace index --column`: "cls", or "json:label".
+
+        Raises:
+            ValueError: The index has no such numbers.
+        """
+        found = self.index.columns.get(VALUES + field)
+        if found is None:
+            known = [name.removeprefix(VALUES) for name in self.index.columns if name.startswith(VALUES)]
+            allowed = f"one of {known}" if known else "a field whose numbers are in the index"
+            bad_value("field", field, allowed, f"Make the index with headrace index --column {field}.")
+        return found
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample, such as "n01440764/10026"."""
+        return self.index.key(self._number(sample))
+
+    def shard(self, sample: int) -> str:
+        """Return the name of the shard that has a sample."""
+        return self.index.shard_of(self._number(sample)).name
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.decode(self.read_many([index])[0])
+
+    def _number(self, index: int) -> int:
+        """Return a sample's number; negative ones count from the end."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return index % len(self)
+
+    def read_many(self, indices: Sequence[int]) -> list[Raw]:
+        """Return the fields of samples, undecoded.
+
+        Args:
+            indices: Numbers of samples.
+
+        Raises:
+            IndexError: There is no such sample.
+            OSError: A shard cannot be read.
+            ShardCorrupt: A shard is not as it was when it was indexed.
+            ValueError: A sample has none of a field's alternatives.
+        """
+        numbers = [self._number(index) for index in indices]
+        places = self.index.places(numbers)
+        return [(number, self._read(number, at, places)) for at, number in enumerate(numbers)]
+
+    def _read(self, number: int, at: int, places: Places) -> list[tuple[str, bytes]]:
+        """Return the wanted fields of the sample whose places are the ones with number `at`."""
+        names, headers, sizes = places.name, places.header, places.size
+        wanted = self._wanted(range(places.first[at], places.first[at + 1]), names, number)
+        ranges = []
+        for field in wanted:
+            header, size = headers[field], sizes[field]
+            if size <= _SMALL:
+                ranges.append((header, BLOCK + size))
+            else:
+                ranges += [(header, BLOCK), (header + BLOCK, size)]
+        shard = self.index.shards[places.shard[at]]
+        pieces = iter(self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges))
+        found = []
+        for field in wanted:
+            piece = next(pieces)
+            head, data = (piece[:BLOCK], piece[BLOCK:]) if sizes[field] <= _SMALL else (piece, next(pieces))
+            if zlib.crc32(head) != places.check[field]:
+                self._changed(number, f"the header of {self.index.names[names[field]]!r}")
+            if self._verify and zlib.crc32(data) != places.sum[field]:
+                self._changed(number, f"the data of {self.index.names[names[field]]!r}")
+            found.append((self.index.names[names[field]], data))
+        return found
+
+    def _wanted(self, fields: range, names: list[int], number: int) -> Sequence[int]:
+        """Return which of a sample's fields to read."""
+        if self._slots is None:
+            return fields
+        own = {names[field]: field for field in fields}
+        wanted = []
+        for slot, alternatives in self._preferred:
+            found = next((own[name] for name in alternatives if name in own), None)
+            if found is None:
+                has = ", ".join(self.index.names[name] for name in own)
+                raise ValueError(f"{self._described(number)} has no {slot!r}: it has {has}.")
+            wanted.append(found)
+        return wanted
+
+    @cached_property
+    def _preferred(self) -> list[tuple[str, list[int]]]:
+        """The slots that are filled from the shard, and the numbers of the names that may fill each."""
+        names = {name: number for number, name in enumerate(self.index.names)}
+        slots = [slot for slot in self._slots or () if slot not in _ABOUT]
+        return [(slot, [names[name] for name in slot.split(";") if name in names]) for slot in slots]
+
+    def _changed(self, number: int, what: str) -> NoReturn:
+        raise ShardCorrupt(f"{self._described(number)} has changed since it was indexed, or is damaged: {what} differs")
+
+    def _described(self, number: int) -> str:
+        return f"sample {self.index.key(number)!r} of {self.index.shard_of(number).name}"
+
+    def decode(self, raw: Raw) -> Any:
+        """Return the sample of what `read_many` returned for it."""
+        number, found = raw
+        decoded = [self._decoded(number, field, data) for field, data in found]
+        sample: Any
+        if self._slots is None:
+            about = {name: of(self.index, number) for name, of in _ABOUT.items()}
+            sample = about | {field: value for (field, _), value in zip(found, decoded, strict=True)}
+        else:
+            values = iter(decoded)
+            sample = tuple(_ABOUT[slot](self.index, number) if slot in _ABOUT else next(values) for slot in self._slots)
+        return sample if self._transform is None else self._transform(sample)
+
+    def _decoded(self, number: int, field: str, data: bytes) -> Any:
+        try:
+            return self._decoder(field, data)
+        except Exception as error:
+            note(error, f"{self._described(number)}, field {field!r}")
+            raise
+
+
+def _slots(fields: str | Sequence[str]) -> list[str]:
+    """Return the alternatives for each item of a sample, as text separated by `;`."""
+    slots = fields.split() if isinstance(fields, str) else fields
+    if not isinstance(slots, Sequence) or not all(isinstance(slot, str) for slot in slots):
+        bad_type("fields", fields, "a text or a list of texts", "For example 'jpg;png cls'.")
+    if not slots or not all(slot.strip(";") for slot in slots):
+        bad_value("fields", fields, "at least one field, none of them empty", "For example 'jpg;png cls'.")
+    return [slot.lower() for slot in slots]

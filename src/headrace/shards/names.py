@@ -1,0 +1,113 @@
+"""The names of shards: braces, wildcards and lists, as users of WebDataset write them."""
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from headrace.errors import bad_type
+
+_RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
+_REMOTE = re.compile(r"(pipe|[a-z][a-z0-9+.-]*:/)[:/]")
+_PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
+
+
+def shard_paths(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the paths of shards, in the order in which they are named.
+
+    Args:
+        shards: In a text, `::` separates names, braces stand for several (`{000..127}`, `{a,b}`), and wildcards
+            (`*`, `?`, `[…]`, `**`) for those files that exist, sorted. A path, or what is in a list, is one name.
+
+    Raises:
+        TypeError: It is no text, path or list of these.
+        ValueError: No shard is named; braces do not match; or a shard cannot be read by an index.
+        FileNotFoundError: No file matches the wildcards.
+    """
+    if isinstance(shards, str):
+        paths = [path for part in shards.split("::") for name in _expanded(part) for path in _matching(name)]
+    elif isinstance(shards, os.PathLike):
+        paths = [os.fspath(shards)]
+    elif isinstance(shards, Sequence) and all(isinstance(one, str | os.PathLike) for one in shards):
+        paths = [os.fspath(one) for one in shards]
+    else:
+        bad_type("shards", shards, "a text, a path, or a list of them", "For example 'train-{000..127}.tar'.")
+    if not paths or not all(paths):
+        raise ValueError(f"shards={shards!r} names no shard: expected at least one, such as 'train-{{000..127}}.tar'.")
+    return [_local(path) for path in paths]
+
+
+def _local(path: str) -> str:
+    """Return a path without the scheme of local files."""
+    path = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
+    if _REMOTE.match(path):
+        raise ValueError(
+            f"shard {path!r} is no local file: an index needs files that can be read at any place. Copy it to a local "
+            "or a network disk."
+        )
+    if path.endswith(_PACKED):
+        raise ValueError(f"shard {path!r} is compressed: an index needs plain tar files. Decompress it.")
+    return path
+
+
+def _matching(name: str) -> list[str]:
+    if not glob.has_magic(name) or os.path.exists(name):
+        return [name]
+    found = sorted(glob.glob(name, recursive=True))
+    if not found:
+        raise FileNotFoundError(f"no file matches shards={name!r}, in the folder {os.getcwd()!r}.")
+    return found
+
+
+def _expanded(text: str) -> Iterator[str]:
+    """Yield all texts that a text with braces stands for; braces without a comma or a range stand for themselves."""
+    start = text.find("{")
+    if start < 0:
+        if "}" in text:
+            _unmatched(text)
+        yield text
+        return
+    end, inside = _parts(text, start)
+    head, tail = text[:start], text[end + 1 :]
+    if "}" in head:
+        _unmatched(text)
+    if len(inside) > 1:
+        options = [option for part in inside for option in _expanded(part)]
+    elif found := _RANGE.fullmatch(inside[0]):
+        options = list(_counted(found))
+    else:
+        options = [f"{{{option}}}" for option in _expanded(inside[0])]
+    for option in options:
+        for rest in _expanded(tail):
+            yield head + option + rest
+
+
+def _parts(text: str, start: int) -> tuple[int, list[str]]:
+    """Return where the brace at `start` closes, and what its commas separate."""
+    depth, begun, parts = 0, start + 1, []
+    for place in range(start, len(text)):
+        letter = text[place]
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0 or (depth == 1 and letter == ","):
+            parts.append(text[begun:place])
+            begun = place + 1
+        if depth == 0:
+            return place, parts
+    _unmatched(text)
+
+
+def _counted(found: re.Match[str]) -> Iterator[str]:
+    """Yield a range of numbers or letters, both ends counted; numbers are as wide as an end that begins with 0."""
+    first, last, *letters, by = found.groups()
+    ends = [int(first), int(last)] if first else [ord(letter) for letter in letters]
+    step = max(int(by or 1), 1)
+    counted = range(ends[0], ends[1] + 1, step) if ends[0] <= ends[1] else range(ends[0], ends[1] - 1, -step)
+    padded = bool(first) and any(re.match("-?0[0-9]", end) for end in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    for number in counted:
+        yield f"{number:0{width}d}" if first else chr(number)
+
+
+def _unmatched(text: str) -> NoReturn:
+    raise ValueError(f"the braces of {text!r} do not match. For example 'train-{{000..127}}.tar'.")
