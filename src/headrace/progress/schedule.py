@@ -150,8 +150,8 @@ class Schedule:
     def begin(self) -> None:
         """Give the warnings that belong to the begin of an epoch, each once.
 
-        One is about an earlier reader that left this epoch before its end; one about a loader's `generator` that several
-        ranks do not use.
+        One is about an earlier reader that left this epoch before its end. The other is about a loader's `generator`
+        that several ranks do not use.
         """
         source = self.source
         if self._abandoned:
