@@ -22,6 +22,7 @@ from benchmarks.ray_transfer import ray_second_epoch, ray_small, ray_transfer
 from benchmarks.recovery import recovery
 from benchmarks.resume import resume
 from benchmarks.rows import Row
+from benchmarks.shards import shards
 from benchmarks.stage_times import stage_times
 from benchmarks.storage import storage
 from benchmarks.tables import update
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory,
     "storage": storage,
     "packed": packed,
+    "shards": shards,
     "stage_times": stage_times,
     "resume": resume,
     "recovery": recovery,

@@ -10,6 +10,7 @@ import pytest
 import headrace
 from headrace import (
     Balanced,
+    Blocks,
     Deferred,
     Executor,
     InlineExecutor,
@@ -91,6 +92,20 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
             "shared_memory": [Wrong(None, TypeError)],
             "start_timeout_s": [Wrong(0, ValueError), Wrong("60", TypeError)],
             "idle_s": [Wrong(-1, ValueError), Wrong(float("nan"), ValueError), Wrong(None, TypeError)],
+        },
+    ),
+    Blocks: (
+        {"sizes": [3]},
+        {
+            "sizes": [
+                Wrong([], ValueError, "sizes is empty"),
+                Wrong([1.5], TypeError, "sizes of dtype float64 are not allowed"),
+                Wrong([-1, 2], ValueError, "sizes=-1 is not allowed"),
+                Wrong([0], ValueError, "sizes are all 0"),
+                Wrong(5, TypeError),
+            ],
+            "streams": [Wrong(0, ValueError), Wrong(1.5, TypeError)],
+            "window": [Wrong(0, ValueError), Wrong("2048", TypeError)],
         },
     ),
     World: (

@@ -10,8 +10,11 @@ from rich.console import Console
 from headrace.cli.demo.demo import run_demo
 from headrace.cli.index import Options as IndexOptions
 from headrace.cli.index import run_index
+from headrace.cli.mixing import order_of_shards, show_shards
 from headrace.cli.plan import EpochPlan, show
 from headrace.cli.verify.verify import Options, run_verify
+from headrace.errors import whole_number
+from headrace.plan.blocks import WINDOW
 from headrace.version import __version__
 
 app = typer.Typer(
@@ -38,7 +41,7 @@ def common(
 
 @app.command()
 def plan(
-    size: Annotated[int, typer.Option(help="Samples in the dataset.")],
+    size: Annotated[int | None, typer.Option(help="Samples in the dataset.")] = None,
     world_size: Annotated[int, typer.Option(help="Ranks.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Samples per rank and step.")] = 1,
     tail: Annotated[str, typer.Option(help="End of the epoch: pad, drop or exact.")] = "pad",
@@ -49,14 +52,31 @@ def plan(
         int, typer.Option(help="Begin here: the number of samples of the epoch that were read before.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole epoch as one JSON object.")] = False,
+    shards: Annotated[
+        str | None,
+        typer.Option(help="Instead: which of these tar shards each rank reads, and how well their samples are mixed."),
+    ] = None,
+    streams: Annotated[int | None, typer.Option(help="With --shards: streams of the order of blocks.")] = None,
+    window: Annotated[int, typer.Option(help="With --shards: the order's window.")] = WINDOW,
+    label: Annotated[
+        str | None, typer.Option(help="With --shards: a column of the index (headrace index --column) with labels.")
+    ] = None,
 ) -> None:
     """Show which rank reads which samples at which step, without a dataset or a process group."""
     try:
+        if shards is not None:
+            whole_number("--world-size", world_size, low=1)
+            whole_number("--batch-size", batch_size, low=1)
+            order, labels = order_of_shards(shards, streams, window, label)
+            show_shards(order, labels, seed, world_size, batch_size, Console(highlight=False))
+            return
+        if size is None:
+            raise ValueError("--size or --shards is missing: how many samples, or which shards?")
         epoch_plan = EpochPlan.make(size, world_size, batch_size, tail, shuffle, epoch, seed, cursor)
         if as_json:
             sys.stdout.write(json.dumps(epoch_plan.as_json()) + "\n")
             return
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"headrace plan: {error}", err=True)
         raise typer.Exit(2) from None
     show(epoch_plan, Console(highlight=False))

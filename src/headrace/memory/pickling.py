@@ -22,16 +22,17 @@ _ARRAYS: dict[torch.dtype, np.dtype[Any]] = {
         *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     )
 }
-"""The types that numpy has, too, and their numpy types."""
+"""Torch's types for which there are numpy types, and those."""
 
 _SPARSE = 2
-"""A region is searched for real overlaps if it has more than this number of times the bytes of its tensors."""
+"""Tensors whose byte ranges overlap may have no element in common, as columns of a table. This is checked if the region
+that they cover is larger than all of them together by this factor."""
 
 _FEW = 32
-"""The largest number of tensors in a region that is searched for real overlaps."""
+"""The largest number of tensors in a region for which this is checked."""
 
 _MOST_WORK = 10_000
-"""How much numpy may compute, for each two tensors of a region, to find out whether they overlap (its `max_work`)."""
+"""How much numpy may compute, for each pair of tensors in a region, to check this (its `max_work`)."""
 
 _MOST_PLAIN = 64
 """How many kinds of plain tensors are cached, with the streams that describe them."""

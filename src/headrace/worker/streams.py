@@ -29,12 +29,12 @@ class StreamEnd(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """A batch of an iterable dataset, with its number of samples and the place, which only its worker knows.
+    """A batch of an iterable dataset. The worker sends it with what the rank needs for a state.
 
     Attributes:
         samples: Samples in the batch.
         batch: The batch.
-        place: The place after it.
+        place: Where the worker's pass over its copy stands after the batch.
     """
 
     samples: int

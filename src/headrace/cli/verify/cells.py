@@ -351,7 +351,7 @@ class _Run:
 
 
 def start_forkserver() -> None:
-    """Start the interpreter that processes are forked from. It imports torch; this does not wait for that."""
+    """Start the interpreter that processes are forked from. It imports torch; this function does not wait for that."""
     forkserver.set_forkserver_preload(["headrace.executors.process.pool"])
     forkserver.ensure_running()
 

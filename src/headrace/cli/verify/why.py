@@ -22,7 +22,7 @@ from headrace.worker.work import Work
 from headrace.worker.worker import Worker
 
 _BUILDS = 4
-"""How often the dataset is made, to see whether it is always equal; one with random parts may be so by chance."""
+"""How many times the dataset is made and compared. Once would not do: random parts may be equal by chance."""
 
 _OTHERS = 16
 """How many samples on either side of a sample are fetched before it, to see whether that matters."""

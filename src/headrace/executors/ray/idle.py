@@ -78,7 +78,10 @@ class IdleActors:
             self._changed.notify_all()
 
     def _take(self, ray: Any, options: Any) -> Any:
-        """Return an idle actor with these options, or None. Actors with other options take resources, and are ended."""
+        """Return an idle actor with these options, or None.
+
+        In either case all idle actors with other options are ended first: the new ones may need their resources.
+        """
         with self._changed:
             job = job_of(ray)
             others = [one for one in self._idle if one.job != job or one.options != options]

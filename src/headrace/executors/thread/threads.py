@@ -160,7 +160,7 @@ class WorkerThreads:
         return next((jobs[future] for future in futures if future in jobs), None)
 
     def close(self) -> None:
-        """Let each thread end when it has finished its batch."""
+        """Drop all queued jobs, and tell the threads to end after their current batch. This does not wait for them."""
         if os.getpid() != self._owner:  # a forked child has no threads, and maybe a lock that nobody releases
             return
         with InterruptsHeld(), compute_lock.mutex:
