@@ -16,7 +16,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 150
+LIMIT_S = 300
 
 
 class Ranks:

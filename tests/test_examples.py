@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 DDP = EXAMPLES / "ddp.py"
 RANK = Path(__file__).parent / "rank.py"
 IN_TURN = Path(__file__).parent / "in_turn.py"
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def check(printed: str) -> None:

@@ -16,7 +16,7 @@ from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExe
 from headrace.loader import DataLoader
 from headrace.plan import Balanced, Blocks, Order, Plan, Sequential, Shuffled, Subset, Weighted
 from headrace.randomness import rng, torch_rng
-from headrace.shards import ImageDecoder, ShardWriter, TarDataset
+from headrace.shards import ImageDecoder, ShardWriter, TarDataset, TarStream
 from headrace.telemetry.stats import Stats
 from headrace.types import Replaced, World
 from headrace.version import __version__ as __version__
@@ -48,6 +48,7 @@ __all__ = [
     "Stats",
     "Subset",
     "TarDataset",
+    "TarStream",
     "ThreadExecutor",
     "Weighted",
     "WorkerDied",

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -261,7 +260,7 @@ def test_a_thousand_shards_with_few_descriptors(tmp_path: Path) -> None:
             loader = DataLoader(dataset, 50, shuffle=True, seed=0, num_workers=workers)
             assert sorted(one for (batch,) in loader for one in batch.tolist()) == list(range(1000))
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script), f"{tmp_path}/*.tar"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), f"{tmp_path}/*.tar"], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -287,4 +286,3 @@ def test_what_is_refused(options: dict[str, Any], error: type[Exception], text: 
 def test_shards_without_samples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="have no sample"):
         TarDataset(shards(tmp_path, (0, 0)))
-    assert zlib.crc32(b"") == 0

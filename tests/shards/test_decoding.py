@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -173,4 +172,3 @@ def test_what_is_refused(decode: Any, error: type[Exception], text: str) -> None
         Decoder(decode, allow_pickle=False)
     with pytest.raises(ValueError, match="min_size=0"):
         ImageDecoder("rgb8", min_size=0)
-    assert json

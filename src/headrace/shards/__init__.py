@@ -2,6 +2,7 @@
 
 from headrace.shards.dataset import TarDataset
 from headrace.shards.decoding import ImageDecoder
+from headrace.shards.stream import TarStream
 from headrace.shards.writer import ShardWriter
 
-__all__ = ["ImageDecoder", "ShardWriter", "TarDataset"]
+__all__ = ["ImageDecoder", "ShardWriter", "TarDataset", "TarStream"]

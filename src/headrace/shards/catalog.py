@@ -3,20 +3,17 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from headrace.errors import ShardCorrupt
 from headrace.shards.index import Index
-from headrace.shards.names import shard_paths
+from headrace.shards.names import Shards, shard_paths
 from headrace.shards.scanning import scan
 
 SUFFIX = ".index"
 """What the index of a shard is called beyond the shard's own name; also the suffix of manifests."""
-
-Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def open_index(shards: Shards) -> Index:

@@ -12,20 +12,16 @@ from torch.utils.data import Dataset
 
 from headrace.errors import ShardCorrupt, bad_type, bad_value, check_flag, note
 from headrace.plan.blocks import WINDOW, Blocks
-from headrace.shards.catalog import Shards, open_index
+from headrace.shards.catalog import open_index
 from headrace.shards.decoding import Decode, Decoder
+from headrace.shards.fields import ABOUT, refuse_missing, slots_of
 from headrace.shards.files import Files
 from headrace.shards.index import SUM, VALUES, Index, Places
+from headrace.shards.names import Shards
 from headrace.shards.tar import BLOCK
 
 _SMALL = 4096
 """The largest field that is read together with its header, in bytes: a larger one would have to be copied."""
-
-_ABOUT: dict[str, Callable[[Index, int], str]] = {
-    "__key__": Index.key,
-    "__url__": lambda index, sample: index.shard_of(sample).name,
-}
-"""What can be read beside the fields of a sample: its key, and the name of its shard."""
 
 Raw = tuple[int, list[tuple[str, bytes]]]
 """The number of a sample, and its fields, each with its name."""
@@ -87,7 +83,7 @@ class TarDataset(Dataset[Any]):
         check_flag("verify", verify, default=False)
         if transform is not None and not callable(transform):
             bad_type("transform", transform, "a callable that gets a sample", "Leave it out for samples as they are.")
-        self._slots = None if fields is None else _slots(fields)
+        self._slots = None if fields is None else slots_of(fields)
         self._decoder = Decoder(decode, allow_pickle)
         self._transform = transform
         self._verify = verify
@@ -195,8 +191,7 @@ class TarDataset(Dataset[Any]):
         for slot, alternatives in self._preferred:
             found = next((own[name] for name in alternatives if name in own), None)
             if found is None:
-                has = ", ".join(self.index.names[name] for name in own)
-                raise ValueError(f"{self._described(number)} has no {slot!r}: it has {has}.")
+                refuse_missing(self._described(number), slot, (self.index.names[name] for name in own))
             wanted.append(found)
         return wanted
 
@@ -204,7 +199,7 @@ class TarDataset(Dataset[Any]):
     def _preferred(self) -> list[tuple[str, list[int]]]:
         """The slots that are filled from the shard, and the numbers of the names that may fill each."""
         names = {name: number for number, name in enumerate(self.index.names)}
-        slots = [slot for slot in self._slots or () if slot not in _ABOUT]
+        slots = [slot for slot in self._slots or () if slot not in ABOUT]
         return [(slot, [names[name] for name in slot.split(";") if name in names]) for slot in slots]
 
     def _changed(self, number: int, what: str) -> NoReturn:
@@ -218,12 +213,13 @@ class TarDataset(Dataset[Any]):
         number, found = raw
         decoded = [self._decoded(number, field, data) for field, data in found]
         sample: Any
+        about = self.index.key(number), self.index.shard_of(number).name
         if self._slots is None:
-            about = {name: of(self.index, number) for name, of in _ABOUT.items()}
-            sample = about | {field: value for (field, _), value in zip(found, decoded, strict=True)}
+            names = *ABOUT, *(field for field, _ in found)
+            sample = dict(zip(names, (*about, *decoded), strict=True))
         else:
             values = iter(decoded)
-            sample = tuple(_ABOUT[slot](self.index, number) if slot in _ABOUT else next(values) for slot in self._slots)
+            sample = tuple(about[ABOUT.index(slot)] if slot in ABOUT else next(values) for slot in self._slots)
         return sample if self._transform is None else self._transform(sample)
 
     def _decoded(self, number: int, field: str, data: bytes) -> Any:
@@ -232,13 +228,3 @@ class TarDataset(Dataset[Any]):
         except Exception as error:
             note(error, f"{self._described(number)}, field {field!r}")
             raise
-
-
-def _slots(fields: str | Sequence[str]) -> list[str]:
-    """Return the alternatives for each item of a sample, as text separated by `;`."""
-    slots = fields.split() if isinstance(fields, str) else fields
-    if not isinstance(slots, Sequence) or not all(isinstance(slot, str) for slot in slots):
-        bad_type("fields", fields, "a text or a list of texts", "For example 'jpg;png cls'.")
-    if not slots or not all(slot.strip(";") for slot in slots):
-        bad_value("fields", fields, "at least one field, none of them empty", "For example 'jpg;png cls'.")
-    return [slot.lower() for slot in slots]

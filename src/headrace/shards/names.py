@@ -8,13 +8,41 @@ from typing import NoReturn
 
 from headrace.errors import bad_type
 
+COMMAND = "pipe:"
+"""What the name of a shard begins with that is the output of a shell command."""
+
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
 _REMOTE = re.compile(r"(pipe|[a-z][a-z0-9+.-]*:/)[:/]")
 _PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 
 
-def shard_paths(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the paths of shards, in the order in which they are named.
+Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def shard_paths(shards: Shards) -> list[str]:
+    """Return the paths of shards that an index can be made of; see `shard_names`.
+
+    Raises:
+        TypeError: It is no text, path or list of these.
+        ValueError: No shard is named; braces do not match; or a shard is no plain local file.
+        FileNotFoundError: No file matches the wildcards.
+    """
+    paths = shard_names(shards)
+    for path in paths:
+        if path == "-" or _REMOTE.match(path):
+            raise ValueError(
+                f"shard {path!r} is no local file: an index needs files that can be read at any place. Copy it to a "
+                "local or a network disk, or read it with TarStream."
+            )
+        if path.endswith(_PACKED):
+            raise ValueError(
+                f"shard {path!r} is compressed: an index needs plain tar files. Decompress it, or use TarStream."
+            )
+    return paths
+
+
+def shard_names(shards: Shards) -> list[str]:
+    """Return the names of shards, in the order in which they are named.
 
     Args:
         shards: In a text, `::` separates names, braces stand for several (`{000..127}`, `{a,b}`), and wildcards
@@ -22,11 +50,11 @@ def shard_paths(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
     Raises:
         TypeError: It is no text, path or list of these.
-        ValueError: No shard is named; braces do not match; or a shard cannot be read by an index.
+        ValueError: No shard is named, or braces do not match.
         FileNotFoundError: No file matches the wildcards.
     """
     if isinstance(shards, str):
-        paths = [path for part in shards.split("::") for name in _expanded(part) for path in _matching(name)]
+        paths = [path for part in shards.split("::") for path in _named(part)]
     elif isinstance(shards, os.PathLike):
         paths = [os.fspath(shards)]
     elif isinstance(shards, Sequence) and all(isinstance(one, str | os.PathLike) for one in shards):
@@ -40,15 +68,13 @@ def shard_paths(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
 def _local(path: str) -> str:
     """Return a path without the scheme of local files."""
-    path = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
-    if _REMOTE.match(path):
-        raise ValueError(
-            f"shard {path!r} is no local file: an index needs files that can be read at any place. Copy it to a local "
-            "or a network disk."
-        )
-    if path.endswith(_PACKED):
-        raise ValueError(f"shard {path!r} is compressed: an index needs plain tar files. Decompress it.")
-    return path
+    return path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
+
+
+def _named(part: str) -> Iterator[str]:
+    """Yield the names that a part of a text stands for. A shell command is taken as it is but for its braces."""
+    for name in _expanded(part):
+        yield from [name] if name.startswith(COMMAND) else _matching(name)
 
 
 def _matching(name: str) -> list[str]:

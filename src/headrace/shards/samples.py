@@ -5,9 +5,9 @@ Source: "The WebDataset Format" (Thomas Breuel, 2021), as webdataset 1.0.2 reads
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
 
 from headrace.errors import ShardCorrupt
-from headrace.shards.tar import Member
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
 """A member's key, which keeps its folder, and its field: all that follows the first dot of the file's name."""
@@ -24,7 +24,22 @@ def key_and_field(name: str) -> tuple[str, str] | None:
     return found[1], found[2].lower()
 
 
-def samples(found: Iterable[Member], where: str) -> Iterator[tuple[str, dict[str, Member]]]:
+class Named(Protocol):
+    """A member of a shard."""
+
+    @property
+    def name(self) -> str:
+        """Its whole name."""
+
+    @property
+    def header(self) -> int:
+        """Where its header begins, in bytes."""
+
+
+M = TypeVar("M", bound=Named)
+
+
+def samples(found: Iterable[M], where: str) -> Iterator[tuple[str, dict[str, M]]]:
     """Group the members of one shard: neighbours with the same key make a sample.
 
     A key that comes again later makes another sample.
@@ -39,7 +54,7 @@ def samples(found: Iterable[Member], where: str) -> Iterator[tuple[str, dict[str
     Raises:
         ShardCorrupt: A sample has two members of the same field.
     """
-    current, fields = "", dict[str, Member]()
+    current, fields = "", dict[str, M]()
     for member in found:
         named = key_and_field(member.name)
         if named is None:

@@ -5,7 +5,7 @@ Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format"
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -45,11 +45,21 @@ class Member(NamedTuple):
     size: int
 
 
-def members(data: memoryview, where: str) -> Iterator[Member]:
+class Bytes(Protocol):
+    """An archive's bytes: a mapped file, or a file that is read forward, whose slices follow each other."""
+
+    def __len__(self) -> int:
+        """Return the number of bytes, or more where it is not known."""
+
+    def __getitem__(self, place: slice, /) -> bytes | memoryview:
+        """Return bytes; fewer at the end."""
+
+
+def members(data: Bytes, where: str) -> Iterator[Member]:
     """Yield the regular members of an archive, in their order; others are skipped.
 
     Args:
-        data: The whole archive, such as a mapped file.
+        data: The whole archive.
         where: Its name, for errors.
 
     Raises:
@@ -62,6 +72,8 @@ def members(data: memoryview, where: str) -> Iterator[Member]:
         if at + BLOCK > length:
             _corrupt(where, at, _CUT_OFF)
         header = data[at : at + BLOCK]
+        if len(header) < BLOCK:
+            _corrupt(where, at, _CUT_OFF)
         if header[0] == 0 and header == _EMPTY:
             if at + 2 * BLOCK > length:
                 _corrupt(where, at, _CUT_OFF)
@@ -132,12 +144,13 @@ def _whole(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _extension(data: memoryview, start: int, size: int, where: str) -> bytes:
+def _extension(data: Bytes, start: int, size: int, where: str) -> bytes:
     if not 0 <= size <= _MOST_EXTENSION_BYTES:
         _corrupt(where, start - BLOCK, f"an extension header of {size} bytes is larger than {_MOST_EXTENSION_BYTES}")
-    if start + size > len(data):
+    content = bytes(data[start : start + size])
+    if len(content) < size:
         _corrupt(where, start - BLOCK, "an extension header does not fit into what is left: it was cut off")
-    return bytes(data[start : start + size])
+    return content
 
 
 def _records(content: bytes, where: str, at: int) -> dict[str, bytes]:

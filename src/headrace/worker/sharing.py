@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
+from headrace.shards import TarStream
 from headrace.types import Tail, World
 
 
@@ -108,6 +109,8 @@ _WEBDATASETS_SPLITTERS = ("split_by_node", "single_node_only", "ResampledShards"
 
 def own_splitter(dataset: Any) -> str:
     """Return the name of the code by which an iterable dataset splits itself over the ranks; "" if none is known."""
+    if isinstance(dataset, TarStream):
+        return "headrace.TarStream"
     package = type(dataset).__module__.partition(".")[0]
     if package == "datasets" and getattr(dataset, "_distributed", None) is not None:
         return "datasets.distributed.split_dataset_by_node"

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headrace.cli.demo import demo, launch
 
-LIMIT_S = 240
+LIMIT_S = 500
 
 TRAINING: list[dict[str, Any]] = [
     {"headrace": "data", "training": 10, "test": 5},

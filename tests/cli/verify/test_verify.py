@@ -20,7 +20,7 @@ from waiting import wait_for_reapers
 FILE = Path(__file__).parent / "verify_factories.py"
 DRAW = "Draw from headrace.rng()"
 INDEX = "Make the sample a function of its index alone"
-LIMIT_S = 200
+LIMIT_S = 500
 ONE_MORE = ("--executors", "inline", "--worlds", "1")
 WAITING = """
 import time

@@ -12,7 +12,7 @@ import pytest
 from rays import ray_environment
 
 JOB = Path(__file__).parent / "jobs" / "ray_faults.py"
-LIMIT_S = 400
+LIMIT_S = 560
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 30)]
 
