@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from datetime import timedelta
 from itertools import zip_longest
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
 from headrace.cli.demo.launch import tell
 from headrace.executors import RayExecutor
+from headrace.executors.process.peer import state_of
 from headrace.loader import DataLoader
 from headrace.plan import Balanced
 
@@ -32,6 +34,12 @@ TRAINING = 1438
 
 RAY_WORKERS = 2
 KILL_STEP = 20
+
+_KILLED_S = 30.0
+"""How long a killed worker may take to end, in seconds."""
+
+_ENDED = ("", "Z", "X")
+"""The states of a process that has ended, or of which the system tells no state."""
 
 
 def main() -> None:
@@ -221,8 +229,16 @@ def _bits(loader: DataLoader[Any], kill_step: int | None = None) -> str:
         for tensor in tensors:
             sha.update(tensor.numpy().tobytes())
         if step == kill_step:
-            os.kill(int(processes[0]), signal.SIGKILL)
+            _kill(int(processes[0]))
     return sha.hexdigest()
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and wait until it has ended: on a busy machine the epoch might end before that."""
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _KILLED_S
+    while state_of(pid) not in _ENDED and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def collect_from_ranks(value: Any) -> list[Any]:
