@@ -10,10 +10,11 @@ from rich.console import Console
 from headrace.cli.demo.demo import run_demo
 from headrace.cli.index import Options as IndexOptions
 from headrace.cli.index import run_index
+from headrace.cli.inspect import run_inspect
 from headrace.cli.mixing import order_of_shards, show_shards
 from headrace.cli.plan import EpochPlan, show
 from headrace.cli.verify.verify import Options, run_verify
-from headrace.errors import whole_number
+from headrace.errors import MissingExtra, whole_number
 from headrace.plan.blocks import WINDOW
 from headrace.version import __version__
 
@@ -102,6 +103,22 @@ def index(
         typer.echo(f"headrace index: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(run_index(options, Console(highlight=False)))
+
+
+@app.command()
+def inspect(
+    shard: Annotated[str, typer.Argument(help="A plain tar shard.")],
+    page: Annotated[str | None, typer.Option("--html", help="Also write a page that shows the first samples.")] = None,
+    samples: Annotated[int, typer.Option(help="How many samples the page shows.")] = 100,
+) -> None:
+    """Show a shard's fields, their counts and sizes, and its problems. Nothing is written beside the shard."""
+    try:
+        whole_number("--samples", samples, low=1)
+        code = run_inspect(shard, page, samples, Console(highlight=False))
+    except (ValueError, OSError, MissingExtra) as error:
+        typer.echo(f"headrace inspect: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(code)
 
 
 @app.command()

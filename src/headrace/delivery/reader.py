@@ -250,7 +250,7 @@ class Reader(Droppable, Iterator[Any]):
             self._submit_next()
 
     def _replace_by(self, error: BaseException, number: int, worker: int, samples: int) -> bool:
-        """Put an error into the place of a batch; return whether to raise it now: no staged batch comes before it."""
+        """Put an error into the place of a batch; return True if it is due now: no staged batch comes before it."""
         staged = self._staging.batches
         if staged and isinstance(error, Exception):
             staged.append((number, worker, samples, None, None, None, None, error))

@@ -156,7 +156,10 @@ class Pass(Observer, ABC):
         return True
 
     def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
-        """Count a batch and its samples. The last batch advances the epoch: a user who stops there has finished it."""
+        """Count a batch that is about to be handed over, and its samples.
+
+        The last batch advances the epoch already now: a user who leaves the loop at that batch has finished the epoch.
+        """
         self._count = nth
         if number == self._done and not (self._beyond or self._skipped):
             self._samples += samples

@@ -40,7 +40,7 @@ class TarDataset(Dataset[Any]):
 
     Args:
         shards: Paths, as webdataset has them: `::` separates, `{000..127}` stands for many, `*` for those that exist.
-            What is in a list is taken as it is. Or the path of a manifest (`*.index`).
+            What is in a list is taken as it is. Or the path of a manifest (`*.index`), or another dataset's `index`.
         fields: Which fields to read: "jpg;png cls" or ("jpg;png", "cls"). Of `jpg;png` the first that a sample has is
             taken. A sample is then a tuple. None reads all; a sample is then a dict with `__key__` and `__url__`.
         decode: How to decode fields; see `Decoder`. None leaves bytes.
@@ -69,7 +69,7 @@ class TarDataset(Dataset[Any]):
 
     def __init__(
         self,
-        shards: Shards,
+        shards: Shards | Index,
         fields: str | Sequence[str] | None = None,
         decode: Decode = None,
         transform: Callable[[Any], Any] | None = None,
@@ -89,7 +89,7 @@ class TarDataset(Dataset[Any]):
         self._verify = verify
         self._folder = os.getcwd()  # for workers with another one
         self._files = Files()
-        self.index: Index = open_index(shards)
+        self.index: Index = shards if isinstance(shards, Index) else open_index(shards)
         if not len(self.index):
             raise ValueError(f"shards={shards!r} have no sample: expected members such as '0001.jpg'.")
         if verify and SUM not in self.index.columns:

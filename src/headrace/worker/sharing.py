@@ -67,7 +67,10 @@ class _Dealt:
 
 
 class _DealtInRuns:
-    """A rank's share of a stream dealt in runs. After an error it goes on with the round that it was filling."""
+    """A rank's share of a stream that is dealt in runs of neighbouring samples, one for each rank in a round.
+
+    A sample that raises takes no place in its round: the next one that the stream yields comes instead.
+    """
 
     def __init__(self, share: StreamShare, stream: Iterator[Any]) -> None:
         self._share, self._stream = share, stream

@@ -92,7 +92,7 @@ class Watch:
                     self._add(f"{value.__name__}.{inner}", vars(value), inner)
 
     def changes(self) -> list[Change]:
-        """Return the objects whose content is another now."""
+        """Return the objects whose content has changed since the watch began."""
         roots = dict(self._roots)
         for kind in self._classes:
             roots |= _attributes(kind)

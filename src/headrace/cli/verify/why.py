@@ -205,7 +205,7 @@ class Probe:
             return pool.submit(self._fetch, self._make(), *before).result()
 
     def _undecided(self, seen: Seen, executor: str) -> list[str]:
-        """Say which causes are left if no condition shows a difference."""
+        """Return lines with the causes that are left where every condition that was tried gave the usual digest."""
         said = [
             "Fetched alone it is always the same, so it depends on who computes it: on the worker's process or "
             "thread, on caches, or on what was fetched before."

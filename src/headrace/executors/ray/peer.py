@@ -36,7 +36,8 @@ _MOST_BUNDLE = 32
 
 _WEIGHT_SHORTER, _WEIGHT_LONGER = 0.5, 0.1
 """The weight of a new measurement of the task time, if it is shorter than the average, and if it is longer. Other
-processes on a busy machine only lengthen it, and smaller messages would add to the load there."""
+processes on a busy machine can only make a measurement longer. A longer average puts fewer tasks into a message, and
+more messages would add to the load of that machine."""
 
 _MOST_PIECES_PER_BATCH = 4
 """The largest number of pieces of one batch; a larger batch costs less as one object in Ray's store."""
