@@ -12,6 +12,8 @@ from headrace.cli.index import Options as IndexOptions
 from headrace.cli.index import run_index
 from headrace.cli.inspect import run_inspect
 from headrace.cli.mixing import order_of_shards, show_shards
+from headrace.cli.pack import Options as PackOptions
+from headrace.cli.pack import run_pack
 from headrace.cli.plan import EpochPlan, show
 from headrace.cli.verify.verify import Options, run_verify
 from headrace.errors import MissingExtra, whole_number
@@ -117,6 +119,30 @@ def inspect(
         code = run_inspect(shard, page, samples, Console(highlight=False))
     except (ValueError, OSError, MissingExtra) as error:
         typer.echo(f"headrace inspect: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(code)
+
+
+@app.command()
+def pack(
+    source: Annotated[
+        str, typer.Argument(help="A folder with a folder of pictures for each class; or tar shards, to be cut anew.")
+    ],
+    pattern: Annotated[str, typer.Argument(help="The shards' names, with a place for a number: train-%06d.tar.")],
+    maxcount: Annotated[int, typer.Option(help="Samples in a shard.")] = 1000,
+    shuffle: Annotated[
+        int | None, typer.Option(help="Permute the samples by this seed, so that shards are not sorted by class.")
+    ] = None,
+    checksums: Annotated[bool, typer.Option("--checksums", help="Also keep a checksum of each field's data.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each CPU.")] = None,
+) -> None:
+    """Write tar shards with their indexes, always the same bytes. Existing shards of these names are replaced."""
+    try:
+        code = run_pack(
+            PackOptions.parse(source, pattern, maxcount, shuffle, checksums, jobs), Console(highlight=False)
+        )
+    except (ValueError, OSError) as error:
+        typer.echo(f"headrace pack: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(code)
 
