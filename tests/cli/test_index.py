@@ -1,22 +1,16 @@
 """`headrace index` makes indexes beside the shards or one for all, and says which shards it could not index."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
+from commands import run_command
 from headrace.shards.dataset import TarDataset
 from headrace.shards.index import SUM
 from shards.test_index import write
 
-
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["headrace", "index", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code
+run = partial(run_command, "index")
 
 
 def shards(folder: Path, count: int = 3) -> None:

@@ -2,24 +2,17 @@
 
 import os
 import re
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
+from commands import run_command
 from headrace.shards.scanning import scan
 from shards.test_dataset import image, shards
 from shards.test_index import write
 
-
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["headrace", "inspect", *arguments])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code
+run = partial(run_command, "inspect")
 
 
 def test_a_shard_without_problems(

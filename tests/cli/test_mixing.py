@@ -1,12 +1,12 @@
 """`headrace plan --shards` says which shards ranks read and how labels mix; the figures are those of brute force."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.cli import main
+from commands import run_command
 from headrace.cli.mixing import locality, mixture
 from headrace.plan.blocks import Blocks
 from headrace.shards.scanning import scan
@@ -37,12 +37,7 @@ def test_labels_that_come_in_runs_are_seen() -> None:
     assert mixture(Blocks([30] * 40), np.zeros(1200), 0, 1, 32).correlation == 0
 
 
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["headrace", "plan", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code
+run = partial(run_command, "plan")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,21 +1,15 @@
 """`headrace pack` writes pictures and other shards into shards, the same bytes with any number of processes."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
+from commands import run_command
 from headrace.shards.dataset import TarDataset
 from shards.test_dataset import image, shards
 
-
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["headrace", "pack", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code
+run = partial(run_command, "pack")
 
 
 def pictures(folder: Path) -> Path:

@@ -1,18 +1,13 @@
 """`headrace index`: make the indexes of shards, in several processes at a time."""
 
-import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch._utils import cpu_count
 
-from headrace.errors import HeadraceError, whole_number
+from headrace.cli.parallel import in_processes, number_of_jobs
+from headrace.errors import HeadraceError
 from headrace.shards.catalog import SUFFIX
 from headrace.shards.index import Index
 from headrace.shards.names import shard_paths
@@ -49,7 +44,7 @@ class Options:
         """
         if manifest is not None and not manifest.endswith(SUFFIX):
             raise ValueError(f"--manifest={manifest!r} is not allowed: expected a name that ends in {SUFFIX}.")
-        chosen = whole_number("--jobs", jobs, low=1) if jobs is not None else cpu_count() or 1
+        chosen = number_of_jobs(jobs)
         paths = [path for one in shards for path in shard_paths(one)]
         return cls(paths, None if manifest is None else Path(manifest), checksums, columns, chosen)
 
@@ -59,7 +54,8 @@ def run_index(options: Options, console: Console) -> int:
     problems: list[str] = []
     parts: list[Index] = []
     shards = samples = fields = size = 0
-    for done in _made(options, console):
+    index = partial(_index, options.manifest is None, options.checksums, options.columns)
+    for done in in_processes(index, options.paths, jobs=options.jobs, what="indexing", console=console):
         if isinstance(done, str):
             problems.append(done)
             continue
@@ -80,19 +76,6 @@ def run_index(options: Options, console: Console) -> int:
     where = f" in {options.manifest}" if options.manifest is not None else ""
     console.print(f"{shards:,} shards, {samples:,} samples, {fields:,} fields, {size / 1e9:,.2f} GB{where}")
     return 1 if problems else 0
-
-
-def _made(options: Options, console: Console) -> Iterator[Index | str]:
-    """Yield the index of each shard, in order; a text where there is none."""
-    make = partial(_index, options.manifest is None, options.checksums, options.columns)
-    # This process has no threads yet, so it may fork; a new interpreter would import torch first.
-    context = get_context("fork" if sys.platform == "linux" else "spawn")
-    bar = TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with (
-        ProcessPoolExecutor(min(options.jobs, len(options.paths)), context) as processes,
-        Progress(*bar, console=console, transient=True) as progress,
-    ):
-        yield from progress.track(processes.map(make, options.paths), total=len(options.paths))
 
 
 def _index(beside: bool, checksums: bool, columns: list[str], path: str) -> Index | str:

@@ -87,7 +87,7 @@ def mixture(order: Blocks, labels: NDArray[Any], seed: int, world_size: int, bat
     epoch = order.epoch(seed, 0, total)
     steps = min(_BATCHES, total // (world_size * batch_size))
     if not steps:
-        allowed = f"a batch of which {world_size} ranks find one each among {total} samples"
+        allowed = f"so many that each of {world_size} ranks gets a whole batch of the {total} samples"
         bad_value("--batch-size", batch_size, allowed, "Pass a smaller one.")
     ranks = np.linspace(0, world_size - 1, min(world_size, _RANKS)).astype(int)
     places = np.arange(steps * batch_size) * world_size

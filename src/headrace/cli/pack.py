@@ -1,20 +1,15 @@
 """`headrace pack`: samples into tar shards, in several processes at a time, always the same bytes."""
 
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch._utils import cpu_count
 
+from headrace.cli.parallel import in_processes, number_of_jobs
 from headrace.errors import whole_number
 from headrace.plan.keys import key
 from headrace.plan.permute import permutation
@@ -89,7 +84,7 @@ class Options:
         whole_number("--maxcount", maxcount, low=1)
         if shuffle is not None:
             whole_number("--shuffle", shuffle)
-        chosen = whole_number("--jobs", jobs, low=1) if jobs is not None else cpu_count() or 1
+        chosen = number_of_jobs(jobs)
         ShardWriter(pattern)  # checks the pattern, and writes nothing
         samples = ImageFolder(Path(source)) if Path(source).is_dir() else TarDataset(source)
         return cls(samples, pattern, maxcount, shuffle, checksums, chosen)
@@ -107,22 +102,11 @@ def run_pack(options: Options, console: Console) -> int:
     order = options.order()
     parts = [order[start : start + options.maxcount] for start in range(0, len(order), options.maxcount)]
     size = 0
-    for path in _written(options, parts, console):
+    write = partial(_write, options)
+    for path in in_processes(write, range(len(parts)), parts, jobs=options.jobs, what="packing", console=console):
         size += Path(path).stat().st_size
     console.print(f"{len(parts):,} shards, {len(order):,} samples, {size / 1e9:,.2f} GB", soft_wrap=True)
     return 0
-
-
-def _written(options: Options, parts: list[NDArray[np.int64]], console: Console) -> Iterator[str]:
-    """Yield the path of each shard when it is complete, in order."""
-    write: Callable[..., str] = partial(_write, options)
-    context = get_context("fork" if sys.platform == "linux" else "spawn")  # this process has no threads yet
-    bar = TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with (
-        ProcessPoolExecutor(min(options.jobs, len(parts)), context) as processes,
-        Progress(*bar, console=console, transient=True) as progress,
-    ):
-        yield from progress.track(processes.map(write, range(len(parts)), parts), total=len(parts))
 
 
 def _write(options: Options, shard: int, numbers: NDArray[np.int64]) -> str:

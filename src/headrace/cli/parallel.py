@@ -1,0 +1,52 @@
+"""Doing the same for many shards, in several processes, with a progress bar."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch._utils import cpu_count
+
+from headrace.errors import whole_number
+
+Result = TypeVar("Result")
+
+
+def number_of_jobs(jobs: int | None) -> int:
+    """Return the number of processes: the option `--jobs`, or one for each CPU.
+
+    Raises:
+        ValueError: It is < 1.
+    """
+    return cpu_count() or 1 if jobs is None else whole_number("--jobs", jobs, low=1)
+
+
+def in_processes(
+    function: Callable[..., Result],
+    first: Sequence[Any],
+    *others: Iterable[Any],
+    jobs: int,
+    what: str,
+    console: Console,
+) -> Iterator[Result]:
+    """Yield what a function returns for each item, in order.
+
+    Args:
+        function: It is pickled.
+        first: The first arguments of its calls.
+        others: Its further arguments.
+        jobs: How many processes.
+        what: What the progress bar is called.
+        console: Where the bar is shown.
+    """
+    # This process has no threads yet, so it may fork. A new interpreter would import torch first.
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    bar = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with (
+        ProcessPoolExecutor(min(jobs, len(first)), context) as processes,
+        Progress(*bar, console=console, transient=True) as progress,
+    ):
+        yield from progress.track(processes.map(function, first, *others), total=len(first))
