@@ -77,32 +77,18 @@ class Future:
         wait_s: The time that the caller waited for it inside `next()`, in seconds; set by the reader.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_done",
-        "_error",
-        "_outcome",
-        "_rebuild",
-        "number",
-        "packed_stages",
-        "remarks",
-        "samples",
-        "size_bytes",
-        "transport_s",
-        "wait_s",
-        "worker",
-    )
+    # Class attributes instead of slots: making a future then costs half as much.
+    samples = number = size_bytes = 0
+    packed_stages: Packed = NO_TIMES
+    transport_s = wait_s = 0.0
+    _done = False
+    _outcome: Any = None
+    _error: BaseException | None = None
+    _rebuild: Callable[[], Any] | None = None
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
-        self.samples = self.number = self.size_bytes = 0
         self.remarks: list[Remark] = []
-        self.packed_stages: Packed = NO_TIMES
-        self.transport_s = self.wait_s = 0.0
-        self._done = False
-        self._outcome: Any = None
-        self._error: BaseException | None = None
-        self._rebuild: Callable[[], Any] | None = None
 
     @property
     def stages(self) -> StageTimes:

@@ -82,7 +82,7 @@ class Assigned(Future):
         deaths: How many workers died while they computed it.
     """
 
-    __slots__ = ("deaths", "key", "number", "sent", "task")
+    deaths = 0
 
     def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None, key: int | None = None) -> None:
         super().__init__(-1)
@@ -90,7 +90,6 @@ class Assigned(Future):
         self.sent = _to_send(task, kind)  # raises here if it cannot be pickled, before a worker has it
         self.number = number
         self.key = key
-        self.deaths = 0
 
     def land(self, message: Sequence[Buffer], slots: Slots, stages: Packed = NO_TIMES) -> None:
         """Fill in a `SlotWriter`'s message, unless another worker was faster: then its slot is given back.

@@ -65,8 +65,6 @@ class RayFuture(Assigned):
         bound: The only worker that may compute it, or None.
     """
 
-    __slots__ = ("bound", "holders", "sent_s")
-
     def __init__(self, task: Task, number: int, kind: type[Pickler], work: Work, worker: int | None) -> None:
         super().__init__(task, number, kind, number if work.by_number else None)
         self.bound = None if work.repeatable else worker
