@@ -19,8 +19,9 @@ demo: $(DEMO)
 	$(BIN)/headrace demo
 
 # Half of what tests do is to wait for others. One process of the four runs those that need Ray: tests/scheduling.py.
+# The tests start many interpreters. Without files of bytecode each of them would compile the package again.
 test: $(VENV)/.has-dev
-	$(BIN)/python -m pytest -n 4
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff check .
