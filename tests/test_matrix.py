@@ -1,6 +1,5 @@
 """One digest: whoever computes the samples, however many they are, wherever they stop, and whoever is killed."""
 
-import functools
 import hashlib
 import os
 import random
@@ -64,6 +63,26 @@ class Augmented(Dataset[dict[str, Any]]):
         return sample
 
 
+def augmented(fields: tuple[Any, int]) -> dict[str, Any]:
+    """Make a sample of a shard's fields and of random numbers."""
+    image, label = fields
+    return {
+        "image": torch.rand(50, 60, generator=headrace.torch_rng()) + torch.from_numpy(image),
+        "random": random.random() + label,
+    }
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Samples that draw from all generators; only from their own; and in three tar shards, fewer than most worlds."""
+    folder = tmp_path_factory.mktemp("shards")
+    with headrace.ShardWriter(folder / "%d.tar", maxcount=20) as writer:
+        for number in range(LENGTH):
+            writer.write({"__key__": str(number), "npy": np.full((50, 60), number, np.float32), "cls": number})
+    tar = headrace.TarDataset(writer.shards, "npy cls", {}, augmented, streams=4, window=7)
+    return {"drawing": Augmented(True), "apart": Augmented(False), "tar": tar}
+
+
 class Stream:
     """What was read of an epoch, by global position."""
 
@@ -93,8 +112,8 @@ def loader_of(dataset: Any, rank: int, size: int, options: dict[str, Any]) -> An
     )
 
 
-def plan_of(rank: int, size: int) -> Plan:
-    return Plan(Shuffled(), LENGTH, BATCH_SIZE, World(rank, size), "exact", SEED)
+def plan_of(dataset: Any, rank: int, size: int) -> Plan:
+    return Plan(getattr(dataset, "order", Shuffled()), LENGTH, BATCH_SIZE, World(rank, size), "exact", SEED)
 
 
 def begin(dataset: Any, size: int, stops: list[int], kill: bool, options: dict[str, Any]) -> list[tuple[Stream, Any]]:
@@ -102,7 +121,7 @@ def begin(dataset: Any, size: int, stops: list[int], kill: bool, options: dict[s
     streams = [Stream() for _ in stops]
     states: list[list[Any]] = [[] for _ in stops]
     for rank in range(size):
-        loader, plan = loader_of(dataset, rank, size, options), plan_of(rank, size)
+        loader, plan = loader_of(dataset, rank, size, options), plan_of(dataset, rank, size)
         reader = iter(loader)
         for step in range(stops[-1] + 1):
             for stop, at_stop in zip(stops, states, strict=True):
@@ -128,7 +147,7 @@ def finish(stream: Stream, dataset: Any, size: int, state: Any, options: dict[st
     """Read the rest of the epoch on every rank of a world."""
     cursor = 0 if state is None else state["samples"]
     for rank in range(size):
-        loader, plan = loader_of(dataset, rank, size, options), plan_of(rank, size)
+        loader, plan = loader_of(dataset, rank, size, options), plan_of(dataset, rank, size)
         if state is not None:
             loader.load_state_dict(state)
         reader = iter(loader)
@@ -138,101 +157,138 @@ def finish(stream: Stream, dataset: Any, size: int, state: Any, options: dict[st
         reader._shutdown_workers()
 
 
-@functools.cache
-def reference(shared: bool) -> str:
-    stream = Stream()
-    finish(stream, Augmented(shared), 1, None, {"executor": "inline"})
-    return stream.digest()
+@pytest.fixture(scope="module")
+def references(datasets: dict[str, Any]) -> dict[str, str]:
+    """The digest of each dataset, read in this process."""
+    streams = {name: Stream() for name in datasets}
+    for name, stream in streams.items():
+        finish(stream, datasets[name], 1, None, {"executor": "inline"})
+    return {name: stream.digest() for name, stream in streams.items()}
+
+
+class Cells:
+    """Compares cells of the matrix with the digest of their dataset.
+
+    Args:
+        datasets: The datasets, by name.
+        references: Their digests.
+    """
+
+    def __init__(self, datasets: dict[str, Any], references: dict[str, str]) -> None:
+        self.datasets = datasets
+        self.references = references
+        self.compared: list[Any] = []
+
+    def compare(
+        self,
+        executor: str,
+        workers: int,
+        name: str,
+        size: int,
+        resumes: tuple[str, ...],
+        kill: bool = False,
+        resumed_on: str | None = None,
+    ) -> None:
+        """Read an epoch once up to the last of some places, and go on in another world from each."""
+        count = {} if executor == "inline" else {"num_workers": workers}
+        options, resumed = EXECUTORS[executor] | count, EXECUTORS[resumed_on or executor] | count
+        whole = LENGTH // (size * BATCH_SIZE)
+        places = {"0": 0, "1": 1, "mid": whole // 2, "last-1": whole - 1, "last": whole}
+        stops = [places[resume] for resume in resumes]
+        dataset = self.datasets[name]
+        begun = begin(dataset, size, stops, kill, options)
+        for resume, (stream, state) in zip(resumes, begun, strict=True):
+            cell = (executor, workers, name, size, resume, kill)
+            finish(stream, dataset, size % len(WORLDS) + 1, state, resumed)
+            assert stream.digest() == self.references[name], cell
+            self.compared.append(cell)
 
 
 @pytest.fixture(scope="module")
-def cells(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """Those that were compared; how many is printed at the end."""
-    compared: list[Any] = []
+def cells(request: pytest.FixtureRequest, datasets: dict[str, Any], references: dict[str, str]) -> Iterator[Cells]:
+    """How many were compared is printed at the end."""
+    compared = Cells(datasets, references)
     yield compared
+    digests = ", ".join(f"{name} {digest[:16]}" for name, digest in references.items())
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"\n{len(compared)} cells, one digest a dataset: {reference(True)[:16]}, {reference(False)[:16]}")
-
-
-def compare(
-    cells: list[Any],
-    executor: str,
-    workers: int,
-    shared: bool,
-    size: int,
-    resumes: tuple[str, ...],
-    kill: bool = False,
-    resumed_on: str | None = None,
-) -> None:
-    """Read an epoch once up to the last of some places, and go on in another world from each; compare the digests."""
-    count = {} if executor == "inline" else {"num_workers": workers}
-    options, resumed = EXECUTORS[executor] | count, EXECUTORS[resumed_on or executor] | count
-    whole = LENGTH // (size * BATCH_SIZE)
-    places = {"0": 0, "1": 1, "mid": whole // 2, "last-1": whole - 1, "last": whole}
-    stops = [places[resume] for resume in resumes]
-    dataset = Augmented(shared)
-    begun = begin(dataset, size, stops, kill, options)
-    for resume, (stream, state) in zip(resumes, begun, strict=True):
-        finish(stream, dataset, size % len(WORLDS) + 1, state, resumed)
-        assert stream.digest() == reference(shared), (executor, workers, size, resume, kill)
-        cells.append((executor, workers, size, resume, kill))
+        print(f"\n{len(compared.compared)} cells, one digest a dataset: {digests}")
 
 
 @pytest.mark.parametrize(
-    ("executor", "workers", "shared"),
+    ("executor", "workers", "name"),
     [
-        ("inline", 0, True),
-        *product(("thread", "fork"), (1, 2, 4), (True,)),
+        ("inline", 0, "drawing"),
+        *product(("thread", "fork"), (1, 2, 4), ("drawing",)),
         # Threads compute one at a time what draws from generators that they share.
-        ("inline", 0, False),
-        *product(("thread",), (1, 2, 4), (False,)),
-        ("fork", 2, False),
+        ("inline", 0, "apart"),
+        *product(("thread",), (1, 2, 4), ("apart",)),
+        ("fork", 2, "apart"),
+        ("inline", 0, "tar"),
+        *product(("thread", "fork"), (2,), ("tar",)),
     ],
 )
-def test_every_cell_has_the_same_digest(cells: list[Any], executor: str, workers: int, shared: bool) -> None:
+def test_every_cell_has_the_same_digest(cells: Cells, executor: str, workers: int, name: str) -> None:
     for size in WORLDS:
-        compare(cells, executor, workers, shared, size, RESUMES)
+        cells.compare(executor, workers, name, size, RESUMES)
         # A killed worker's samples draw from all generators, those of the sample's own among them.
-        if executor == "fork" and shared:
-            compare(cells, executor, workers, shared, size, ("1",), kill=True)  # stopped before another takes its place
-            compare(cells, executor, workers, shared, size, ("mid", "last-1", "last"), kill=True)
+        if executor == "fork" and name != "apart":
+            cells.compare(executor, workers, name, size, ("1",), kill=True)  # stopped before another takes its place
+            cells.compare(executor, workers, name, size, ("mid", "last-1", "last"), kill=True)
 
 
 @pytest.mark.parametrize(
-    ("chosen", "resumed_on"),
-    [((1, 1, "mid", True), "spawn"), ((2, 2, "1", False), "forkserver"), ((4, 1, "last-1", True), "forkserver")],
+    ("chosen", "name", "resumed_on"),
+    [
+        ((1, 1, "mid", True), "drawing", "spawn"),
+        ((2, 2, "1", False), "drawing", "forkserver"),
+        ((4, 1, "last-1", True), "drawing", "forkserver"),
+        ((2, 1, "mid", True), "tar", "forkserver"),
+    ],
     ids=str,
 )
 def test_some_cells_that_spawn_have_it_too(
-    cells: list[Any], chosen: tuple[int, int, str, bool], resumed_on: str
+    cells: Cells, chosen: tuple[int, int, str, bool], name: str, resumed_on: str
 ) -> None:
     """Each worker that is spawned takes seconds, so not all combinations are tried, and some go on in forked ones."""
     workers, size, resume, kill = chosen
-    compare(cells, "spawn", workers, True, size, (resume,), kill, resumed_on)
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize(("executor", "workers"), [("ray", 1), ("ray", 2), ("ray", 4), ("ray-store", 2)])
-def test_every_cell_on_ray_has_it_too(cells: list[Any], executor: str, workers: int) -> None:
-    for size in WORLDS:
-        compare(cells, executor, workers, True, size, RESUMES)
+    cells.compare("spawn", workers, name, size, (resume,), kill, resumed_on)
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("executor", "chosen"), [("ray", (2, 1, "mid", True)), ("ray-store", (2, 2, "1", True))], ids=["ray", "ray-store"]
+    ("executor", "workers", "name"),
+    [
+        ("ray", 1, "drawing"),
+        ("ray", 2, "drawing"),
+        ("ray", 4, "drawing"),
+        ("ray-store", 2, "drawing"),
+        ("ray", 2, "tar"),
+    ],
 )
-def test_some_cells_on_ray_have_it_with_kills(cells: list[Any], executor: str, chosen: Any) -> None:
+def test_every_cell_on_ray_has_it_too(cells: Cells, executor: str, workers: int, name: str) -> None:
+    for size in WORLDS:
+        cells.compare(executor, workers, name, size, RESUMES)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("executor", "name", "chosen"),
+    [
+        ("ray", "drawing", (2, 1, "mid", True)),
+        ("ray-store", "drawing", (2, 2, "1", True)),
+        ("ray", "tar", (2, 1, "mid", True)),
+    ],
+)
+def test_some_cells_on_ray_have_it_with_kills(cells: Cells, executor: str, name: str, chosen: Any) -> None:
     """Each kill has an actor started anew, seconds apiece."""
     workers, size, resume, kill = chosen
-    compare(cells, executor, workers, True, size, (resume,), kill)
+    cells.compare(executor, workers, name, size, (resume,), kill)
 
 
-def test_another_seed_has_another_digest() -> None:
-    assert reference(True) != reference(False)
+def test_another_seed_has_another_digest(datasets: dict[str, Any], references: dict[str, str]) -> None:
+    assert len({*references.values()}) == len(references)
     stream = Stream()
-    for batch, step in zip(
-        DataLoader(Augmented(True), BATCH_SIZE, shuffle=True, seed=SEED + 1), range(99), strict=False
-    ):
+    loader = DataLoader(datasets["drawing"], BATCH_SIZE, shuffle=True, seed=SEED + 1)
+    for step, batch in enumerate(loader):
         stream.add(list(range(step * BATCH_SIZE, step * BATCH_SIZE + len(batch["noise"]))), batch)
-    assert stream.digest() != reference(True)
+    assert stream.digest() != references["drawing"]

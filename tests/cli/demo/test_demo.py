@@ -24,6 +24,11 @@ TRAINING: list[dict[str, Any]] = [
     {"headrace": "test", "correct": 5, "counted": 5, "distinct": 5},
     {"headrace": "balanced", "data": [1, 9], "first": [[2, 2], [2, 2]], "batches": 4, "spread": 0},
 ]
+PACKED: list[dict[str, Any]] = [
+    {"headrace": "packed", "shards": 2, "samples": 10},
+    {"headrace": "memory", "begun": 0, "steps": 6, "digests": ["e", "f"], "weights": "0"},
+]
+SHARDS: dict[str, Any] = {"headrace": "shards", "begun": 3, "steps": 6, "digests": ["e", "f"], "weights": "0"}
 RAY: dict[str, Any] = {"headrace": "ray", "steps": 9, "kill_step": 4, "died": 1, "here": "b", "there": "b"}
 _DATA, _FIRST, SECOND, ALONE, SAMPLER, TEST, BALANCED = range(7)
 
@@ -32,14 +37,19 @@ def told(
     monkeypatch: pytest.MonkeyPatch,
     training: list[dict[str, Any]],
     digests: tuple[str, ...] = ("d", "d", "d"),
+    shards: dict[str, Any] = SHARDS,
     **ray: Any,
 ) -> None:
     """Put facts in the place of running ranks."""
 
-    def run_ranks(size: int, *tasks: str) -> list[dict[str, Any]]:
+    def run_ranks(size: int, *tasks: str, killed: bool = False) -> list[dict[str, Any]]:
+        names = tuple(task.partition(":")[0] for task in tasks)
+        if names == ("shards",):
+            return [shards]
         fact = {"headrace": "digest", "batch_size": 6 // size, "steps": 2, "samples": 10, "digest": digests[size - 1]}
-        assert tasks == {1: ("digest", "ray"), 2: ("train", "digest"), 3: ("digest",)}[size]
-        return {1: [fact, RAY | ray], 2: [*training, fact], 3: [fact]}[size]
+        two = ("train", "digest", "pack", "memory", "shards")
+        assert (names, killed) == {1: (("digest", "ray"), False), 2: (two, True), 3: (("digest",), False)}[size]
+        return {1: [fact, RAY | ray], 2: [*training, fact, *PACKED], 3: [fact]}[size]
 
     monkeypatch.setattr(demo, "run_ranks", run_ranks)
 
@@ -57,7 +67,7 @@ def test_true_facts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert text.count(": yes") == 9
     assert "NO" not in text
-    assert "All 9 claims held." in text
+    assert "All 10 claims held." in text
 
 
 @pytest.mark.parametrize(
@@ -100,8 +110,16 @@ def test_other_bits_on_ray_or_no_death_fail(change: dict[str, Any], monkeypatch:
     assert "not one bit is another: NO" in text
 
 
+@pytest.mark.parametrize("change", [{"begun": 0}, {"steps": 5}, {"digests": ["e", "g"]}, {"weights": "1"}], ids=str)
+def test_other_batches_from_shards_fail(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, TRAINING, shards=SHARDS | change)
+    code, text = run_demo()
+    assert code == 1
+    assert "are those from memory, bit for bit: NO" in text
+
+
 def test_failing_ranks_fail_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run_ranks(size: int, *arguments: str) -> list[dict[str, Any]]:
+    def run_ranks(size: int, *arguments: str, killed: bool = False) -> list[dict[str, Any]]:
         raise launch.JobFailed("rank 1: what went wrong")
 
     monkeypatch.setattr(demo, "run_ranks", run_ranks)
@@ -119,6 +137,14 @@ def test_a_failing_rank_is_heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     folder_for_temporary_files(monkeypatch, tmp_path)
     with pytest.raises(launch.JobFailed, match="'many'"):
         launch.run_ranks(1, "many")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_not_killed_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder_for_temporary_files(monkeypatch, tmp_path)
+    with pytest.raises(launch.JobFailed):
+        launch.run_ranks(1, "digest", killed=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -145,7 +171,7 @@ def test_the_real_demo(tmp_path: Path) -> None:
     text = done.stdout
     assert done.returncode == 0, text + done.stderr
     assert not done.stderr
-    assert "All 9 claims held." in text
+    assert "All 10 claims held." in text
     assert ": NO" not in text
     counts = re.findall(r"(\d+) +(\d) +(\d+) +([\d.]+)%", text)
     assert [(images, twice) for images, twice, *_ in counts] == [("359", "0"), ("360", "1"), ("359", "0")]
@@ -160,6 +186,10 @@ def test_the_real_demo(tmp_path: Path) -> None:
     digests = re.findall(r"^ +(\d) +(\d+) +60 +2876 +([0-9a-f]{24})", text, re.MULTILINE)
     assert [(int(ranks), int(batch_size)) for ranks, batch_size, _ in digests] == [(1, 48), (2, 24), (3, 16)]
     assert len({digest for _, _, digest in digests}) == 1
+    trained = re.findall(r"^ +(memory|shards) +60 +(.*)$", text, re.MULTILINE)
+    assert [name for name, _ in trained] == ["memory", "shards"]
+    assert trained[0][1] == trained[1][1]
+    assert "starts again from step 40" in " ".join(text.split())
     assert re.search(r"^ +on Ray +60 +[1-9]", text, re.MULTILINE)
     assert not list(tmp_path.iterdir()), "temporary files left behind"
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.demo.launch import MARK, JobFailed, run_ranks
+from headrace.cli.demo.packed import KILL_STEP
 from headrace.errors import MissingExtra
 
 RANKS = 2
@@ -33,11 +35,15 @@ def run_demo(console: Console) -> int:
     claims = Claims(console)
     try:
         console.print(f"Starting {RANKS} ranks on this machine, with DistributedDataParallel over gloo")
-        facts = run_ranks(RANKS, "train", "digest")
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            shards = f"shards:{folder}"  # the first time it is killed in the middle
+            facts = run_ranks(RANKS, "train", "digest", f"pack:{folder}", f"memory:{folder}", shards, killed=True)
+            resumed = run_ranks(RANKS, shards)
         (data,) = _named(facts, "data")
         show_training(claims, data, _named(facts, "epoch"))
         show_test(claims, data, *_named(facts, "test"))
         show_balanced(claims, *_named(facts, "balanced"))
+        show_shards(claims, *_named(facts, "packed"), *_named(facts, "memory"), *_named(resumed, "shards"))
         console.print(f"\nStarting {MORE_RANKS} ranks")
         more = run_ranks(MORE_RANKS, "digest")
         console.print("Starting one rank, and Ray on this machine with two workers, which takes ten seconds or more")
@@ -148,6 +154,22 @@ def show_balanced(claims: Claims, balanced: Fact) -> None:
     claims.check(
         f"all digits equally often in each of the {balanced['batches']} full batches, on each rank",
         balanced["spread"] == 0,
+    )
+
+
+def show_shards(claims: Claims, packed: Fact, memory: Fact, shards: Fact) -> None:
+    """Print the digests of training from memory, and from tar shards with a rank killed in the middle."""
+    claims.heading(
+        f"Tar shards: {packed['samples']} images in {packed['shards']} shards; a rank is killed at step {KILL_STEP}, "
+        f"the job starts again from step {shards['begun']}"
+    )
+    table = Table("trained from", "steps", "sha256 of each rank's batches", "of the network", box=None)
+    for name, one in {"memory": memory, "shards": shards}.items():
+        table.add_row(name, str(one["steps"]), " ".join(rank[:12] for rank in one["digests"]), one["weights"][:12])
+    claims.console.print(table)
+    claims.check(
+        "killed and resumed: every batch of each rank, and the trained network, are those from memory, bit for bit",
+        shards["begun"] > 0 and all(shards[name] == memory[name] for name in ("steps", "digests", "weights")),
     )
 
 

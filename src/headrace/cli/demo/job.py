@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
@@ -18,19 +19,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
-from headrace.cli.demo.launch import tell
+from headrace.cli.demo import packed
+from headrace.cli.demo.digits import BATCH_SIZE, CLASSES, TRAINING, load, network, part
+from headrace.cli.demo.launch import collect_from_ranks, tell_once
 from headrace.executors import RayExecutor
 from headrace.executors.process.peer import state_of
 from headrace.loader import DataLoader
 from headrace.plan import Balanced
 
 EPOCHS = 8
-BATCH_SIZE = 24
-CLASSES = 10
 GLOBAL_BATCH = 48
 DIGEST_EPOCHS = 2
-TRAINING = 1438
-"""How many of the digits are trained on: four in five. The others are the test set."""
 
 RAY_WORKERS = 2
 KILL_STEP = 20
@@ -43,55 +42,21 @@ _ENDED = ("", "Z", "X")
 
 
 def main() -> None:
-    """Run the tasks that the arguments name, one after the other, in this rank."""
+    """Run the tasks that the arguments name, one after the other, in this rank. Some have a folder: "pack:FOLDER"."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     try:
         for task in sys.argv[1:]:
-            TASKS[task]()
+            name, _, folder = task.partition(":")
+            TASKS[name](*([folder] if folder else []))
     finally:
         dist.destroy_process_group()
-
-
-def load() -> tuple[TensorDataset, TensorDataset]:
-    """Load the digits, split for training and test.
-
-    Returns:
-        Two sets whose samples are (index in the set, image of shape (1, 8, 8) in [0, 1], label).
-    """
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - only training needs the extra
-
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
-    labels = torch.tensor(digits.target)
-    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    return _part(images, labels, shuffled[-TRAINING:]), _part(images, labels, shuffled[:-TRAINING])
-
-
-def _part(images: Tensor, labels: Tensor, chosen: Tensor) -> TensorDataset:
-    return TensorDataset(torch.arange(len(chosen)), images[chosen], labels[chosen])
-
-
-def network() -> nn.Module:
-    """Make a small convolutional network, the same on every rank."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 64),
-        nn.ReLU(),
-        nn.Linear(64, CLASSES),
-    )
 
 
 def train() -> None:
     """Train, evaluate, and read balanced batches; rank 0 prints the facts."""
     training, test = load()
-    _tell("data", training=len(training), test=len(test))
+    tell_once("data", training=len(training), test=len(test))
     net = network()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -109,7 +74,7 @@ def train() -> None:
         dist.all_reduce(total)
         shares = collect_from_ranks(read)
         times = Counter(index for share in shares for index in share)
-        _tell(
+        tell_once(
             "epoch",
             epoch=epoch,
             loss=float(total[0] / total[1]),
@@ -132,7 +97,7 @@ def evaluate(model: nn.Module, test: TensorDataset) -> None:
     for shares in [alone], collect_from_ranks(theirs), collect_from_ranks(ours):
         answers = [answer for share in shares for answer in share]
         correct, distinct = sum(right for _, right in answers), len({index for index, _ in answers})
-        _tell("test", correct=correct, counted=len(answers), distinct=distinct)
+        tell_once("test", correct=correct, counted=len(answers), distinct=distinct)
 
 
 def _answers(model: nn.Module, loader: torch.utils.data.DataLoader[Any]) -> list[tuple[int, bool]]:
@@ -150,14 +115,14 @@ def balance(training: TensorDataset) -> None:
     _, images, labels = training.tensors
     rare = labels < CLASSES // 2
     kept = torch.cat([rare.nonzero()[::10, 0], (~rare).nonzero()[:, 0]])
-    cut = _part(images, labels, kept)
+    cut = part(images, labels, kept)
     batch_size = 2 * CLASSES
     counts = [
         torch.bincount(batch, minlength=CLASSES).tolist()
         for _, _, batch in DataLoader(cut, batch_size=batch_size, order=Balanced(labels[kept].tolist()))
     ]
     ranks = [[one for one in theirs if sum(one) == batch_size] for theirs in collect_from_ranks(counts)]
-    _tell(
+    tell_once(
         "balanced",
         data=torch.bincount(labels[kept], minlength=CLASSES).tolist(),
         first=[theirs[0] for theirs in ranks],
@@ -180,7 +145,7 @@ def digest() -> None:
             sha.update(np.asarray(len(batch), "<i8").tobytes() + batch.tobytes())
             steps += 1
             samples += len(batch)
-    _tell("digest", batch_size=loader.batch_size, steps=steps, samples=samples, digest=sha.hexdigest())
+    tell_once("digest", batch_size=loader.batch_size, steps=steps, samples=samples, digest=sha.hexdigest())
 
 
 class Noisy(Dataset[Any]):
@@ -219,7 +184,7 @@ def on_ray() -> None:
             died = loader.stats().restarts
         finally:
             ray.shutdown()
-    _tell("ray", steps=len(loader), kill_step=KILL_STEP, died=died, here=here, there=there)
+    tell_once("ray", steps=len(loader), kill_step=KILL_STEP, died=died, here=here, there=there)
 
 
 def _bits(loader: DataLoader[Any], kill_step: int | None = None) -> str:
@@ -241,19 +206,14 @@ def _kill(pid: int) -> None:
         time.sleep(0.01)
 
 
-def collect_from_ranks(value: Any) -> list[Any]:
-    """Return every rank's value, by rank."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def _tell(fact: str, **values: Any) -> None:
-    if dist.get_rank() == 0:
-        tell(fact, **values)
-
-
-TASKS = {"train": train, "digest": digest, "ray": on_ray}
+TASKS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "digest": digest,
+    "ray": on_ray,
+    "pack": packed.pack,
+    "memory": packed.train_from_memory,
+    "shards": packed.train_from_shards,
+}
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,8 @@ import sys
 import tempfile
 from typing import Any
 
+import torch.distributed as dist
+
 JOB = "headrace.cli.demo.job"
 MARK = "headrace"
 """The key that marks a line of JSON on standard output as ours; libraries print there, too."""
@@ -19,11 +21,16 @@ class JobFailed(Exception):
     """The ranks ended with an error; the text is their output."""
 
 
-def run_ranks(size: int, *tasks: str) -> list[dict[str, Any]]:
+def run_ranks(size: int, *tasks: str, killed: bool = False) -> list[dict[str, Any]]:
     """Run tasks of the job on `size` ranks and return the facts that rank 0 printed, in order.
 
+    Args:
+        size: The number of ranks.
+        tasks: What each rank does, one after the other.
+        killed: Whether a task kills a rank.
+
     Raises:
-        JobFailed: A rank failed, or the job took too long.
+        JobFailed: A rank failed, the job took too long, or no rank was killed although a task does that.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     # The launcher leaves a folder of logs behind: it is made in a temporary folder, which is deleted.
@@ -49,9 +56,22 @@ def run_ranks(size: int, *tasks: str) -> list[dict[str, Any]]:
             if isinstance(error, subprocess.TimeoutExpired):
                 raise JobFailed(f"the ranks were not done after {LIMIT_S:.0f} s, and were ended") from None
             raise
-    if process.returncode:
+    if killed != ("SIGKILL" in err) or killed != bool(process.returncode):
         raise JobFailed(out + err)
     return [json.loads(line) for line in out.splitlines() if line.startswith(f'{{"{MARK}"')]
+
+
+def collect_from_ranks(value: Any) -> list[Any]:
+    """Return every rank's value, by rank; called in each rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def tell_once(fact: str, **values: Any) -> None:
+    """Print one fact if this is rank 0; called in each rank."""
+    if dist.get_rank() == 0:
+        tell(fact, **values)
 
 
 def tell(fact: str, **values: Any) -> None:
