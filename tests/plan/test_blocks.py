@@ -64,6 +64,27 @@ def test_ranks_share_a_block_only_at_the_cuts() -> None:
         assert shared <= 47, "each cut between two runs divides one block at most"
 
 
+def test_64_ranks_read_few_of_1281_shards_and_the_same_ones_in_each_epoch() -> None:
+    sizes = np.random.default_rng(0).integers(900, 1101, 1281)
+    total, ends, ranks = int(sizes.sum()), np.cumsum(sizes), 64
+
+    def read(epoch: int) -> list[set[int]]:
+        """Return the shards that each rank reads."""
+        at = Blocks(sizes).epoch(0, epoch, total)
+        parts = [at(np.arange(start, min(start + 2**16, total))) for start in range(0, total, 2**16)]
+        shards = np.searchsorted(ends, np.concatenate(parts), "right")
+        return [set(np.unique(shards[rank::ranks]).tolist()) for rank in range(ranks)]
+
+    first = read(0)
+    assert set().union(*first) == set(range(len(sizes)))
+    own_streams = 192 // ranks
+    for number, mine in enumerate(first):
+        shared = mine & set().union(*(theirs for other, theirs in enumerate(first) if other != number))
+        assert len(shared) <= 2 * own_streams  # one at each end of a stream
+        assert len(mine) <= len(sizes) / ranks + 2 * own_streams
+    assert read(5) == first
+
+
 def test_a_window_holds_neighbours_of_a_stream() -> None:
     """What a stream reads in a window are whole pieces, but for those at the window's ends."""
     order = Blocks(np.full(100, 20), streams=2, window=100)
