@@ -12,12 +12,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import grain
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 import webdataset
 from PIL import Image
+from spdl.pipeline import PipelineBuilder
 from torch.utils.data import DataLoader as Torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from benchmarks.rows import Row, compared, in_turn
 from headrace import DataLoader, ShardWriter, TarDataset
@@ -87,6 +89,36 @@ class Folder(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         data = Path(self.paths[index]).read_bytes()
         return crop(simplejpeg.decode_jpeg(data, "RGB")), index % 10
+
+
+def labelled(path: str) -> tuple[np.ndarray[Any, Any], int]:
+    """Return the crop of a picture in a file, and its class."""
+    return crop(simplejpeg.decode_jpeg(Path(path).read_bytes(), "RGB")), int(Path(path).stem) % 10
+
+
+def by_grain(folder: Path) -> Any:
+    """Return Grain's pipeline over the files, in two processes."""
+    paths = grain.MapDataset.source(Folder(folder).paths).shuffle(seed=0)
+    read = paths.map(labelled).batch(BATCH).to_iter_dataset()
+    return read.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+
+
+class BySpdl:
+    """SPDL's pipeline over the files, in two threads.
+
+    Args:
+        folder: The folder of the files' folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = Folder(folder).paths
+
+    def __iter__(self) -> Iterator[Any]:
+        builder = PipelineBuilder().add_source(random.sample(self.paths, len(self.paths)))
+        builder = builder.pipe(labelled, concurrency=2).aggregate(BATCH).pipe(default_collate)
+        pipeline = builder.add_sink(4).build(num_threads=2)
+        with pipeline.auto_stop():
+            yield from pipeline
 
 
 def theirs(folder: Path) -> Any:
@@ -182,6 +214,8 @@ def _rows(folder: Path) -> Iterator[Row]:
         data = theirs(folder).decode(decode).to_tuple("jpg", "cls").map(cropped)
         rivals[rival] = Torch(data, BATCH, num_workers=2)
     rivals["torch over files, the same decoder"] = Torch(Folder(folder), BATCH, shuffle=True, num_workers=2)
+    rivals["Grain over files, the same decoder"] = by_grain(folder)
+    rivals["SPDL over files, the same decoder"] = BySpdl(folder)
     taken = in_turn(
         {"ours": partial(per_batch, ours)} | {one: partial(per_batch, two) for one, two in rivals.items()}, RUNS
     )

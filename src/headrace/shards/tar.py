@@ -4,10 +4,9 @@ Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format"
 """
 
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn, Protocol
-
-import numpy as np
 
 from headrace.errors import ShardCorrupt
 
@@ -17,7 +16,9 @@ BLOCK = 512
 _MOST_EXTENSION_BYTES = 2**20
 """The largest long name or pax header that is read, in bytes."""
 
-_HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
+_HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
+"""What is read of a header: name, size, checksum, type, magic, and what comes before the name."""
+
 _CHECKSUM = slice(148, 156)
 _EMPTY = bytes(BLOCK)
 
@@ -82,10 +83,10 @@ def members(data: Bytes, where: str) -> Iterator[Member]:
             if extended:
                 _corrupt(where, at, "the last extension header belongs to no member")
             return
-        fields = _HEADER.unpack(header)
-        if _number(fields[6]) != checksum(header):
+        short_name, octal_size, octal_sum, kind, magic, prefix = _HEADER.unpack(header)
+        if _number(octal_sum) != checksum(header):
             _corrupt(where, at, "the checksum of a member's header is wrong")
-        kind, size, start = fields[7], _number(fields[4]), at + BLOCK
+        size, start = _number(octal_size), at + BLOCK
         if kind in (_PAX, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK):
             content = _extension(data, start, size, where)
             if kind == _GNU_NAME:
@@ -99,14 +100,18 @@ def members(data: Bytes, where: str) -> Iterator[Member]:
             size = _decimal(said["size"], where, at)
         if size < 0:
             _corrupt(where, at, "the size of a member is no number")
-        if kind == _SPARSE or any(one.startswith("GNU.sparse.") for one in said):
+        if kind == _SPARSE or (said and any(one.startswith("GNU.sparse.") for one in said)):
             _corrupt(where, at, "it has a sparse member, whose data does not lie in one piece")
         if kind not in _REGULAR:  # links, devices and folders have no data, whatever their size says
             size = size if kind > b"7" else 0
         if start + size > length:
             _corrupt(where, at, f"a member of {size} bytes does not fit into what is left: it was cut off")
         if kind in _REGULAR:
-            name = _name(said.get("path"), fields)
+            if (path := said.get("path")) is None:
+                path = short_name.partition(b"\0")[0]
+                if prefix[0] and magic == b"ustar\0":
+                    path = prefix.partition(b"\0")[0] + b"/" + path
+            name = path.decode("utf-8", "surrogateescape")
             if not (kind == b"\0" and name.endswith("/")):  # a folder of an old archive
                 yield Member(name.rstrip("/") if "path" in said else name, at, start, size)
         extended.clear()
@@ -115,16 +120,13 @@ def members(data: Bytes, where: str) -> Iterator[Member]:
 
 def checksum(header: memoryview | bytes) -> int:
     """Return the checksum that a header should have: the sum of its bytes, those of the checksum taken as spaces."""
-    return int(np.frombuffer(header, np.uint8).sum()) - sum(header[_CHECKSUM]) + 8 * ord(" ")
+    half = BLOCK // 2
+    return _sum(header[:half]) + _sum(header[half:]) - _sum(header[_CHECKSUM]) + 8 * ord(" ")
 
 
-def _name(said: bytes | None, fields: tuple[bytes, ...]) -> str:
-    if said is None:
-        said = fields[0].partition(b"\0")[0]
-        prefix = fields[15].partition(b"\0")[0]
-        if prefix and fields[9] == b"ustar\0":
-            said = prefix + b"/" + said
-    return said.decode("utf-8", "surrogateescape")
+def _sum(part: memoryview | bytes) -> int:
+    """Return the sum of at most 256 bytes. One plus the sum, less than 65,521, is the low half of an Adler-32."""
+    return (zlib.adler32(part) & 0xFFFF) - 1
 
 
 def _number(field: bytes) -> int:
