@@ -114,7 +114,8 @@ class BySpdl:
         self.paths = Folder(folder).paths
 
     def __iter__(self) -> Iterator[Any]:
-        builder = PipelineBuilder().add_source(random.sample(self.paths, len(self.paths)))
+        builder: Any = PipelineBuilder()
+        builder = builder.add_source(random.sample(self.paths, len(self.paths)))
         builder = builder.pipe(labelled, concurrency=2).aggregate(BATCH).pipe(default_collate)
         pipeline = builder.add_sink(4).build(num_threads=2)
         with pipeline.auto_stop():

@@ -1,5 +1,7 @@
 """`headrace pack` writes pictures and other shards into shards, the same bytes with any number of processes."""
 
+import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -69,3 +71,87 @@ def test_what_is_refused(
 ) -> None:
     assert run(*(one.format(tmp_path) for one in arguments), monkeypatch=monkeypatch) == 2
     assert text in capsys.readouterr().err
+
+
+DATASETS = """
+import random
+import numpy as np
+import torch
+from headrace import rng
+
+class Noisy:
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        return torch.rand(2), random.random() + np.random.rand() + rng().random(), index
+
+class Named:
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return {"__key__": f"sample{index}", "txt": str(index)}
+
+def forward():
+    return iter("ab")
+
+def one():
+    return [b"x", b"y"]
+"""
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr("sys.path", sys.path[:])
+    path = tmp_path / "datasets_to_pack.py"
+    path.write_text(DATASETS)
+    yield path
+    sys.modules.pop("datasets_to_pack", None)
+
+
+def test_any_dataset_with_the_same_draws_in_any_number_of_processes(
+    datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for jobs in ("1", "2"):
+        (tmp_path / jobs).mkdir()
+        arguments = f"{datasets}:Noisy", f"{tmp_path}/{jobs}/%d.tar", "--maxcount", "4", "--jobs", jobs
+        assert run(*arguments, "--fields", "npy json cls", "--shuffle", "5", monkeypatch=monkeypatch) == 0
+        for shard in range(3):
+            assert (tmp_path / jobs / f"{shard}.tar").read_bytes() == (tmp_path / "1" / f"{shard}.tar").read_bytes()
+    found = [
+        (sample["npy"].tolist(), sample["json"], sample["cls"])
+        for sample in TarDataset(f"{tmp_path}/1/*.tar", decode={})
+    ]
+    assert sorted(label for *_, label in found) == list(range(9))
+    assert len({str(drawn) for *drawn, _ in found}) == 9
+
+
+def test_a_dataset_that_names_its_fields(datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(f"{datasets}:Named", f"{tmp_path}/%d.tar", monkeypatch=monkeypatch) == 0
+    found = [(sample["__key__"], sample["txt"]) for sample in TarDataset(f"{tmp_path}/0.tar")]
+    assert found == [("sample0", b"0"), ("sample1", b"1")]
+    assert run(f"{datasets}:one", f"{tmp_path}/%d.tar", "--fields", "bin", monkeypatch=monkeypatch) == 0
+    assert [sample["bin"] for sample in TarDataset(f"{tmp_path}/0.tar")] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        ("none", (), "has no none"),
+        ("forward", (), "expected a map-style dataset"),
+        ("Noisy", (), "3 values, and --fields names 0"),
+        ("Noisy", ("--fields", "npy cls"), "3 values, and --fields names 2"),
+        ("one", ("--fields", "a/b"), "is not allowed"),
+    ],
+)
+def test_datasets_that_are_refused(
+    name: str,
+    fields: tuple[str, ...],
+    text: str,
+    datasets: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(f"{datasets}:{name}", f"{tmp_path}/%d.tar", *fields, monkeypatch=monkeypatch) == 2
+    assert text in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.tar"))

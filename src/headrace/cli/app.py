@@ -126,9 +126,17 @@ def inspect(
 @app.command()
 def pack(
     source: Annotated[
-        str, typer.Argument(help="A folder with a folder of pictures for each class; or tar shards, to be cut anew.")
+        str,
+        typer.Argument(
+            help="A folder with a folder of pictures for each class; tar shards, to be cut anew; or a function that "
+            "returns a map-style dataset, without arguments: pkg.module:name or file.py:name."
+        ),
     ],
     pattern: Annotated[str, typer.Argument(help="The shards' names, with a place for a number: train-%06d.tar.")],
+    fields: Annotated[
+        str | None,
+        typer.Option(help="Names for the values of a dataset's samples that are no dicts, for example 'png cls'."),
+    ] = None,
     maxcount: Annotated[int, typer.Option(help="Samples in a shard.")] = 1000,
     shuffle: Annotated[
         int | None, typer.Option(help="Permute the samples by this seed, so that shards are not sorted by class.")
@@ -139,7 +147,7 @@ def pack(
     """Write tar shards with their indexes, always the same bytes. Existing shards of these names are replaced."""
     try:
         code = run_pack(
-            PackOptions.parse(source, pattern, maxcount, shuffle, checksums, jobs), Console(highlight=False)
+            PackOptions.parse(source, fields, pattern, maxcount, shuffle, checksums, jobs), Console(highlight=False)
         )
     except (ValueError, OSError) as error:
         typer.echo(f"headrace pack: {error}", err=True)

@@ -1,5 +1,7 @@
 """`headrace pack`: samples into tar shards, in several processes at a time, always the same bytes."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,9 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
+from torch.utils.data import Dataset, Subset
 
 from headrace.cli.parallel import in_processes, number_of_jobs
+from headrace.cli.verify.factory import load_factory
 from headrace.errors import whole_number
+from headrace.loader.dataloader import DataLoader
 from headrace.plan.keys import key
 from headrace.plan.permute import permutation
 from headrace.shards.dataset import TarDataset
@@ -20,7 +25,7 @@ from headrace.shards.writer import ShardWriter
 Sample = dict[str, Any]
 
 
-class ImageFolder:
+class ImageFolder(Dataset[Sample]):
     """Pictures in a folder for each class: the picture, the number of its class, and its path.
 
     Args:
@@ -51,12 +56,44 @@ class ImageFolder:
         return {path.suffix.lower()[1:]: path.read_bytes(), "cls": number, "json": about}
 
 
+class Named(Dataset[Sample]):
+    """A map-style dataset whose samples are dicts of fields, as shards have them.
+
+    Args:
+        dataset: The user's dataset. Its samples are such dicts, or values, or tuples of values.
+        fields: The fields of a sample that is no dict; empty if it is one.
+    """
+
+    def __init__(self, dataset: Any, fields: Sequence[str]) -> None:
+        self._dataset = dataset
+        self._fields = fields
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self._dataset[index]
+        if isinstance(sample, dict) and not self._fields:
+            return sample
+        values = sample if isinstance(sample, tuple | list) else [sample]
+        if len(values) != len(self._fields):
+            raise ValueError(
+                f"sample {index} is a {type(sample).__name__} with {len(values)} values, and --fields names "
+                f"{len(self._fields)}: name each, for example --fields 'png cls'."
+            )
+        return dict(zip(self._fields, values, strict=True))
+
+
+_FACTORY = re.compile(r"[^:{}*?]+:[^\W\d][\w.]*")
+"""How a function is named that returns a dataset."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What to pack, and how.
 
     Attributes:
-        source: The samples: a folder of pictures, or tar shards.
+        source: The samples: a folder of pictures, tar shards, or another dataset.
         pattern: The names of the shards.
         maxcount: The samples of each shard but the last.
         shuffle: The seed of a permutation of the samples; None keeps their order.
@@ -64,7 +101,7 @@ class Options:
         jobs: How many processes do it.
     """
 
-    source: ImageFolder | TarDataset
+    source: ImageFolder | TarDataset | Named
     pattern: str
     maxcount: int
     shuffle: int | None
@@ -73,7 +110,14 @@ class Options:
 
     @classmethod
     def parse(
-        cls, source: str, pattern: str, maxcount: int, shuffle: int | None, checksums: bool, jobs: int | None
+        cls,
+        source: str,
+        fields: str | None,
+        pattern: str,
+        maxcount: int,
+        shuffle: int | None,
+        checksums: bool,
+        jobs: int | None,
     ) -> "Options":
         """Make them from the command's arguments.
 
@@ -86,8 +130,7 @@ class Options:
             whole_number("--shuffle", shuffle)
         chosen = number_of_jobs(jobs)
         ShardWriter(pattern)  # checks the pattern, and writes nothing
-        samples = ImageFolder(Path(source)) if Path(source).is_dir() else TarDataset(source)
-        return cls(samples, pattern, maxcount, shuffle, checksums, chosen)
+        return cls(_opened(source, fields), pattern, maxcount, shuffle, checksums, chosen)
 
     def order(self) -> NDArray[np.int64]:
         """Return the numbers of the samples in the order in which they are written, shape (samples,)."""
@@ -95,6 +138,21 @@ class Options:
         if self.shuffle is None:
             return numbers
         return permutation(key("pack", self.shuffle), len(numbers))(numbers)
+
+
+def _opened(source: str, fields: str | None) -> ImageFolder | TarDataset | Named:
+    """Return the samples that a source has."""
+    path = Path(source)
+    if not path.exists() and _FACTORY.fullmatch(source):
+        dataset = load_factory(source, "a dataset")()
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise ValueError(
+                f"{source} returns a {type(dataset).__name__}: expected a map-style dataset, with a length."
+            )
+        return Named(dataset, () if fields is None else fields.split())
+    if fields is not None:
+        raise ValueError(f"--fields={fields!r} is not allowed: the samples of {source} have names for their fields.")
+    return ImageFolder(path) if path.is_dir() else TarDataset(source)
 
 
 def run_pack(options: Options, console: Console) -> int:
@@ -110,12 +168,22 @@ def run_pack(options: Options, console: Console) -> int:
 
 
 def _write(options: Options, shard: int, numbers: NDArray[np.int64]) -> str:
-    """Write one shard; return its path."""
+    """Write one shard; return its path.
+
+    A dataset that draws random numbers gets those of the sample's place, whichever process writes it.
+    """
+    samples = DataLoader(
+        Subset(options.source, numbers.tolist()), None, seed=options.shuffle or 0, collate_fn=_as_it_is
+    )
+    samples.set_epoch(shard)
     with ShardWriter(
         options.pattern, options.maxcount, float("inf"), start_shard=shard, checksums=options.checksums
     ) as writer:
-        for place, number in enumerate(numbers.tolist(), shard * options.maxcount):
-            sample = options.source[number]
+        for place, sample in enumerate(samples, shard * options.maxcount):
             fields = {field: value for field, value in sample.items() if not field.startswith("__")}
             writer.write({"__key__": sample.get("__key__", f"{place:08}"), **fields})
     return writer.shards[0]
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample

@@ -1,16 +1,11 @@
 """`headrace verify`: are a loader's samples the same bits however they are read? If not, which differ, and why?"""
 
-import importlib
-import importlib.util
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +29,7 @@ from headrace.cli.verify.cells import (
     start_forkserver,
 )
 from headrace.cli.verify.digest import differing
+from headrace.cli.verify.factory import load_factory
 from headrace.cli.verify.why import Fetch, Probe
 from headrace.errors import bad_value, whole_number
 
@@ -93,7 +89,7 @@ def run_verify(target: str, options: Options, console: Console) -> int:
     started = time.monotonic()
     with collect_warnings() as warned:
         try:
-            subject = Subject(load_factory(target), options.epochs, options.samples)
+            subject = Subject(_factory(target), options.epochs, options.samples)
             outcomes = _run_cells(subject, options.cells, console)
             code = _conclude(subject, outcomes, console)
         except CannotVerify as reason:
@@ -105,43 +101,12 @@ def run_verify(target: str, options: Options, console: Console) -> int:
     return code
 
 
-def load_factory(target: str) -> Callable[[], Any]:
-    """Import the function that makes the loader.
-
-    Args:
-        target: "package.module:name" or "path/to/file.py:name"; the current folder is searched first.
-
-    Raises:
-        CannotVerify: There is no such function, or it cannot be imported.
-    """
-    module_name, colon, name = target.rpartition(":")
-    if not colon or not module_name or not name:
-        raise CannotVerify(f"{target!r} names no factory: expected package.module:name or path/to/file.py:name")
-    path = Path(module_name)
-    of_file = path.suffix == ".py" or os.sep in module_name
-    if of_file:
-        if not path.is_file():
-            raise CannotVerify(f"there is no file {module_name}")
-        module_name = path.stem
-        other = sys.modules.get(module_name)
-        if other is not None and getattr(other, "__file__", None) != str(path.resolve()):
-            raise CannotVerify(
-                f"{path} cannot be imported, since another module {module_name!r} is loaded: give it another name."
-            )
-    # Spawned workers import the factory by the same name, and inherit sys.path.
-    folder = str(path.resolve().parent) if of_file else os.getcwd()
-    if sys.path[:1] != [folder]:
-        sys.path.insert(0, folder)
+def _factory(target: str) -> Callable[[], Any]:
+    """Return the function that makes the loader; raise CannotVerify if there is none."""
     try:
-        found = attrgetter(name)(importlib.import_module(module_name))
-    except AttributeError as error:
-        raise CannotVerify(f"{module_name} has no {name}: {error}") from error
-    except Exception as error:
-        raise CannotVerify(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise CannotVerify(f"{target} is a {type(found).__name__}: expected a function that returns the loader.")
-    factory: Callable[[], Any] = found
-    return factory
+        return load_factory(target, "the loader")
+    except ValueError as error:
+        raise CannotVerify(str(error)) from error
 
 
 def _run_cells(subject: Subject, cells: list[Cell], console: Console) -> list[Outcome]:
