@@ -4,6 +4,7 @@ import io
 import os
 import random
 import shutil
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset, default_collate
 
 from benchmarks.rows import Row, compared, in_turn
 from headrace import DataLoader, ShardWriter, TarDataset
+from headrace.shards.scanning import scan
 
 SAMPLES = 5_120
 PER_SHARD = 160
@@ -140,6 +142,40 @@ def per_sample(read: Callable[[], Iterable[Any]]) -> tuple[float, ...]:
     return ((time.perf_counter() - start) * 1e6 / count,)
 
 
+def asked_of_the_system(read: Callable[[], Iterable[Any]]) -> tuple[float, ...]:
+    """Return how many reads a sample takes, and of how many bytes."""
+    if not Path("/proc/self/io").exists():
+        return 0.0, 0.0
+    before = _reads()
+    count = sum(1 for _ in read())
+    calls, size = (now - then for now, then in zip(_reads(), before, strict=True))
+    return calls / count, size / count
+
+
+def _reads() -> tuple[int, int]:
+    """Return the number of reads of this process so far, and their bytes."""
+    said = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(said["syscr"]), int(said["rchar"])
+
+
+def per_member(folder: Path, found: Callable[[Path], int]) -> tuple[float, ...]:
+    """Return the microseconds per member of finding out where all lie."""
+    start = time.perf_counter()
+    count = sum(map(found, sorted(folder.glob("*.tar"))))
+    return ((time.perf_counter() - start) * 1e6 / count,)
+
+
+def by_scan(path: Path) -> int:
+    """Index a shard; return the number of its members."""
+    return len(scan(path).columns["block"])
+
+
+def by_tarfile(path: Path) -> int:
+    """Read a shard's headers as Python's own module does; return the number of its members."""
+    with tarfile.open(path, "r:") as archive:
+        return len(archive.getmembers())
+
+
 def by_number(dataset: TarDataset, order: np.ndarray[Any, Any]) -> Iterator[Any]:
     """Read samples undecoded, in batches."""
     for start in range(0, SAMPLES, BATCH):
@@ -193,12 +229,13 @@ def _rows(folder: Path) -> Iterator[Row]:
     dataset = TarDataset(f"{folder}/*.tar")
     epoch = dataset.order.epoch(0, 0, SAMPLES)
     in_order, shuffled = np.arange(SAMPLES), np.asarray(epoch(np.arange(SAMPLES)))
-    ways = {
-        "ours": partial(per_sample, partial(by_number, dataset, in_order)),
-        "shuffled": partial(per_sample, partial(by_number, dataset, shuffled)),
-        "webdataset": partial(per_sample, partial(theirs, folder)),
-        "pread": partial(per_sample, partial(bare, places(dataset, in_order))),
+    ways_of_reading: dict[str, Callable[[], Iterable[Any]]] = {
+        "ours": partial(by_number, dataset, in_order),
+        "shuffled": partial(by_number, dataset, shuffled),
+        "webdataset": partial(theirs, folder),
+        "pread": partial(bare, places(dataset, in_order)),
     }
+    ways = {name: partial(per_sample, read) for name, read in ways_of_reading.items()}
     taken = in_turn(ways, RUNS)
     name = (
         f"photographs in shards, read in one process, {os.path.getsize(folder / '00000.tar') // PER_SHARD // 1000} KB"
@@ -206,6 +243,12 @@ def _rows(folder: Path) -> Iterator[Row]:
     yield from compared({name: "us"}, taken["ours"], taken["webdataset"], "webdataset")
     yield from compared({name: "us"}, taken["ours"], taken["pread"], "a loop of pread")
     yield from compared({f"{name}, shuffled": "us"}, taken["shuffled"], taken["ours"], "in order")
+    asked = in_turn({way: partial(asked_of_the_system, ways_of_reading[way]) for way in ("ours", "shuffled")}, RUNS)
+    figures = {f"{name}, shuffled, reads of a sample": "", f"{name}, shuffled, bytes read of a sample": "B"}
+    yield from compared(figures, asked["shuffled"], asked["ours"], "in order")
+    indexed = {"ours": partial(per_member, folder, by_scan), "tarfile": partial(per_member, folder, by_tarfile)}
+    taken = in_turn(indexed, RUNS)
+    yield from compared({"shards indexed, by the member": "us"}, taken["ours"], taken["tarfile"], "Python's tarfile")
     name = "photographs in shards, decoded and cropped, 2 workers"
     ours = DataLoader(
         TarDataset(f"{folder}/*.tar", "jpg cls", "rgb8", cropped), BATCH, shuffle=True, num_workers=2, seed=0

@@ -1,6 +1,7 @@
 """Indexes are made where there are none, found where they lie, and refused where they do not fit."""
 
 import os
+import resource
 import shutil
 import warnings
 from pathlib import Path
@@ -71,6 +72,19 @@ def test_or_in_memory_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.warns(UserWarning, match=r"index of .*a\.tar and of 1 more cannot be written") as seen:
         assert len(TarDataset(paths)) == 2
     assert seen[0].filename == __file__
+
+
+def test_a_disk_that_fills_up_leaves_no_part_of_an_index(tmp_path: Path, cache: Path) -> None:
+    path = shard(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.warns(UserWarning, match="cannot be written"):
+            assert len(open_index(path)) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.tar", "cache"]
+    assert list(cache.iterdir()) == []
 
 
 def test_an_index_of_another_shard_is_refused(tmp_path: Path) -> None:

@@ -238,6 +238,25 @@ def test_a_decoder_that_fails_names_its_sample(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [f"headrace: sample 'a' of {tmp_path}/a.tar, field 'jpg'"]
 
 
+def test_a_member_of_more_than_8_gib_is_passed_over(tmp_path: Path) -> None:
+    """Its size does not fit into eleven octal digits. The file has holes: it takes no room."""
+    path, large = tmp_path / "a.tar", 9 * 2**30
+    with path.open("wb") as file:
+        for name, size in (("a.bin", large), ("b.txt", 2)):
+            member = tarfile.TarInfo(name)
+            member.size = size
+            file.write(member.tobuf(tarfile.GNU_FORMAT))
+            if size == large:
+                file.seek(size, os.SEEK_CUR)
+        file.write(b"hi".ljust(512, b"\0") + bytes(1024))
+    dataset = TarDataset(path, "bin;txt __key__")
+    assert dataset[1] == (b"hi", "b")
+    assert dataset.index.places([0]).size == [large]
+    os.truncate(path, large)
+    with pytest.raises(ShardCorrupt, match="cut off"):
+        scan(path)
+
+
 def test_numbers_from_the_index(tmp_path: Path) -> None:
     (path,) = shards(tmp_path, (12,))
     scan(Path(path), values=["cls"]).save(Path(f"{path}.index"))

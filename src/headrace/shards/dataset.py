@@ -1,10 +1,10 @@
 """`TarDataset`: the samples of plain tar shards, read by number."""
 
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,33 +154,50 @@ class TarDataset(Dataset[Any]):
             ShardCorrupt: A shard is not as it was when it was indexed.
             ValueError: A sample has none of a field's alternatives.
         """
-        numbers = [self._number(index) for index in indices]
+        last = len(self) - 1
+        numbers = [index if 0 <= index <= last else self._number(index) for index in indices]
         places = self.index.places(numbers)
-        return [(number, self._read(number, at, places)) for at, number in enumerate(numbers)]
-
-    def _read(self, number: int, at: int, places: Places) -> list[tuple[str, bytes]]:
-        """Return the wanted fields of the sample whose places are the ones with number `at`."""
-        names, headers, sizes = places.name, places.header, places.size
-        wanted = self._wanted(range(places.first[at], places.first[at + 1]), names, number)
-        ranges = []
-        for field in wanted:
-            header, size = headers[field], sizes[field]
-            if size <= _SMALL:
-                ranges.append((header, BLOCK + size))
-            else:
-                ranges += [(header, BLOCK), (header + BLOCK, size)]
-        shard = self.index.shards[places.shard[at]]
-        pieces = iter(self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges))
-        found = []
-        for field in wanted:
-            piece = next(pieces)
-            head, data = (piece[:BLOCK], piece[BLOCK:]) if sizes[field] <= _SMALL else (piece, next(pieces))
-            if zlib.crc32(head) != places.check[field]:
-                self._changed(number, f"the header of {self.index.names[names[field]]!r}")
-            if self._verify and zlib.crc32(data) != places.sum[field]:
-                self._changed(number, f"the data of {self.index.names[names[field]]!r}")
-            found.append((self.index.names[names[field]], data))
+        found: list[Raw] = [(number, []) for number in numbers]
+        wanted: list[Sequence[int]] = []
+        of_shard: dict[int, list[int]] = {}
+        for at, number in enumerate(numbers):
+            wanted.append(self._wanted(range(places.first[at], places.first[at + 1]), places.name, number))
+            of_shard.setdefault(places.shard[at], []).append(at)
+        for shard, samples in of_shard.items():
+            self._read(shard, [(found[at], wanted[at]) for at in samples], places)
         return found
+
+    def _read(self, number: int, samples: list[tuple[Raw, Sequence[int]]], places: Places) -> None:
+        """Read samples of one shard.
+
+        Args:
+            number: The shard's.
+            samples: For each sample what gets its fields, and which fields to read.
+            places: Where the fields lie.
+        """
+        headers, sizes, checks = places.header, places.size, places.check
+        ranges: list[tuple[int, int]] = []
+        for _, fields in samples:
+            for field in fields:
+                header, size = headers[field], sizes[field]
+                if size <= _SMALL:
+                    ranges.append((header, BLOCK + size))
+                else:
+                    ranges += ((header, BLOCK), (header + BLOCK, size))
+        shard, names = self.index.shards[number], self.index.names
+        pieces = iter(self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges))
+        for (sample, found), fields in samples:
+            for field in fields:
+                head, name = next(pieces), names[places.name[field]]
+                if sizes[field] <= _SMALL:
+                    head, data = head[:BLOCK], head[BLOCK:]
+                else:
+                    data = next(pieces)
+                if crc32(head) != checks[field]:
+                    self._changed(sample, f"the header of {name!r}")
+                if self._verify and crc32(data) != places.sum[field]:
+                    self._changed(sample, f"the data of {name!r}")
+                found.append((name, data))
 
     def _wanted(self, fields: range, names: list[int], number: int) -> Sequence[int]:
         """Return which of a sample's fields to read."""
@@ -211,20 +228,19 @@ class TarDataset(Dataset[Any]):
     def decode(self, raw: Raw) -> Any:
         """Return the sample of what `read_many` returned for it."""
         number, found = raw
-        decoded = [self._decoded(number, field, data) for field, data in found]
-        sample: Any
         about = self.index.key(number), self.index.shard_of(number).name
+        values = []
+        for field, data in found:
+            try:
+                values.append(self._decoder(field, data))
+            except Exception as error:
+                note(error, f"{self._described(number)}, field {field!r}")
+                raise
+        sample: Any
         if self._slots is None:
-            names = *ABOUT, *(field for field, _ in found)
-            sample = dict(zip(names, (*about, *decoded), strict=True))
+            sample = dict(zip(ABOUT, about, strict=True))
+            sample.update(zip([field for field, _ in found], values, strict=True))
         else:
-            values = iter(decoded)
-            sample = tuple(about[ABOUT.index(slot)] if slot in ABOUT else next(values) for slot in self._slots)
+            rest = iter(values)
+            sample = tuple(about[ABOUT.index(slot)] if slot in ABOUT else next(rest) for slot in self._slots)
         return sample if self._transform is None else self._transform(sample)
-
-    def _decoded(self, number: int, field: str, data: bytes) -> Any:
-        try:
-            return self._decoder(field, data)
-        except Exception as error:
-            note(error, f"{self._described(number)}, field {field!r}")
-            raise

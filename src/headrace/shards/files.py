@@ -67,8 +67,12 @@ class Files(Droppable):
             ShardCorrupt: It has another size, or has become shorter.
         """
         file = self._take(path, size)
+        descriptor, pieces = file.descriptor, []
         try:
-            return [_read(file.descriptor, start, count, path) for start, count in ranges]
+            for start, count in ranges:
+                data = os.pread(descriptor, count, start)
+                pieces.append(data if len(data) == count else _continued(descriptor, data, start, count, path))
+            return pieces
         finally:
             with self._lock:
                 file.readers -= 1
@@ -117,15 +121,13 @@ class Files(Droppable):
     _dropped = close
 
 
-def _read(descriptor: int, start: int, count: int, path: str) -> bytes:
-    data = os.pread(descriptor, count, start)
-    if len(data) != count:  # a read of more than 2 GiB comes in pieces
-        pieces = [data]
-        while data and (count := count - len(data)):
-            start += len(data)
-            data = os.pread(descriptor, count, start)
-            pieces.append(data)
-        if count:
-            raise ShardCorrupt(f"{path} has become shorter: it ends at byte {start}")
-        return b"".join(pieces)
-    return data
+def _continued(descriptor: int, data: bytes, start: int, count: int, path: str) -> bytes:
+    """Return a range of which a first read gave less than all: one of more than 2 GiB comes in pieces."""
+    pieces = [data]
+    while data and (count := count - len(data)):
+        start += len(data)
+        data = os.pread(descriptor, count, start)
+        pieces.append(data)
+    if count:
+        raise ShardCorrupt(f"{path} has become shorter: it ends at byte {start}")
+    return b"".join(pieces)

@@ -1,6 +1,7 @@
 """The index of shards: where each sample's fields lie, so that any sample can be read without the others."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,19 +162,29 @@ class Index:
         return np.cumsum([shard.samples for shard in self.shards], dtype=np.int64)
 
     @cached_property
+    def _end_of_shard(self) -> list[int]:
+        """The same numbers: a list is searched for one sample in a tenth of the time."""
+        found: list[int] = self._ends.tolist()
+        return found
+
+    @cached_property
+    def _keys(self) -> tuple[memoryview, memoryview]:
+        """The bytes of all keys, and where each key ends."""
+        return memoryview(self.columns["keys"]), memoryview(self.columns["key_end"])
+
+    @cached_property
     def _sizes(self) -> Array:
         """The bytes of each shard."""
         return np.array([shard.size for shard in self.shards], np.int64)
 
     def shard_of(self, sample: int) -> Shard:
         """Return the shard that has a sample, in [0, len(self))."""
-        return self.shards[int(np.searchsorted(self._ends, sample, side="right"))]
+        return self.shards[bisect_right(self._end_of_shard, sample)]
 
     def key(self, sample: int) -> str:
         """Return the key of a sample, in [0, len(self))."""
-        ends = self.columns["key_end"]
-        text = self.columns["keys"][int(ends[sample - 1]) if sample else 0 : int(ends[sample])]
-        return text.tobytes().decode("utf-8", "surrogateescape")
+        text, ends = self._keys
+        return str(text[ends[sample - 1] if sample else 0 : ends[sample]], "utf-8", "surrogateescape")
 
     def places(self, samples: Sequence[int]) -> Places:
         """Return where the fields of samples lie, in the order in which they stand in the shard.
@@ -185,21 +196,22 @@ class Index:
             ShardCorrupt: The index says what cannot be: a place outside of the shard.
         """
         numbers, columns = np.asarray(samples, np.int64), self.columns
-        shards = np.searchsorted(self._ends, numbers, side="right")
+        shards = self._ends.searchsorted(numbers, side="right")
         starts = columns["first"][numbers].astype(np.int64)
         counts = columns["first"][numbers + 1].astype(np.int64) - starts
-        first = np.concatenate([[0], np.cumsum(counts)])
-        if (counts < 0).any() or first[-1] > len(columns["block"]):
+        first = np.zeros(len(numbers) + 1, np.int64)
+        counts.cumsum(out=first[1:])
+        if counts.min(initial=0) < 0 or first[-1] > len(columns["block"]):
             self._contradicts(shards[0])
-        fields = np.arange(first[-1]) + np.repeat(starts - first[:-1], counts)
+        fields = np.arange(first[-1]) + (starts - first[:-1]).repeat(counts)
         if len(fields) and not 0 <= fields.min() <= fields.max() < len(columns["block"]):
             self._contradicts(shards[0])
         header = columns["block"][fields].astype(np.int64) * BLOCK
         size, name = columns["size"][fields].astype(np.int64), columns["name"][fields]
-        beyond = header + BLOCK + size > self._sizes[np.repeat(shards, counts)]
+        beyond = header + BLOCK + size > self._sizes[shards].repeat(counts)
         beyond |= (header < 0) | (size < 0) | (name >= len(self.names))
         if beyond.any():
-            self._contradicts(np.repeat(shards, counts)[beyond][0])
+            self._contradicts(shards.repeat(counts)[beyond][0])
         sums = columns[SUM][fields].tolist() if SUM in columns else []
         check = columns["check"][fields].tolist()
         return Places(shards.tolist(), first.tolist(), name.tolist(), header.tolist(), size.tolist(), check, sums)
