@@ -227,20 +227,24 @@ class TarDataset(Dataset[Any]):
 
     def decode(self, raw: Raw) -> Any:
         """Return the sample of what `read_many` returned for it."""
-        number, found = raw
-        about = self.index.key(number), self.index.shard_of(number).name
-        values = []
-        for field, data in found:
-            try:
-                values.append(self._decoder(field, data))
-            except Exception as error:
-                note(error, f"{self._described(number)}, field {field!r}")
-                raise
+        number, fields = raw
+        key, url = self.index.key(number), self.index.shard_of(number).name
+        if not self._decoder.leaves_all:
+            fields = [(field, self._decoded(number, field, data)) for field, data in fields]
         sample: Any
         if self._slots is None:
-            sample = dict(zip(ABOUT, about, strict=True))
-            sample.update(zip([field for field, _ in found], values, strict=True))
+            sample = {"__key__": key, "__url__": url}
+            sample.update(fields)
         else:
-            rest = iter(values)
-            sample = tuple(about[ABOUT.index(slot)] if slot in ABOUT else next(rest) for slot in self._slots)
+            values = iter(fields)
+            sample = tuple(
+                key if slot == "__key__" else url if slot == "__url__" else next(values)[1] for slot in self._slots
+            )
         return sample if self._transform is None else self._transform(sample)
+
+    def _decoded(self, number: int, field: str, data: bytes) -> Any:
+        try:
+            return self._decoder(field, data)
+        except Exception as error:
+            note(error, f"{self._described(number)}, field {field!r}")
+            raise

@@ -145,6 +145,9 @@ class Decoder:
             of the data. All but None also decode the other fields above. An empty mapping decodes those alone.
         allow_pickle: Whether to decode `pkl`, `pickle` and `pyd`, and objects in `pth`.
 
+    Attributes:
+        leaves_all: Whether all fields stay bytes.
+
     Raises:
         MissingExtra: Pillow is not installed.
         TypeError: `decode` is none of these.
@@ -152,7 +155,7 @@ class Decoder:
     """
 
     def __init__(self, decode: Decode, allow_pickle: bool) -> None:
-        self._none = decode is None
+        self.leaves_all = decode is None
         self._allow_pickle = allow_pickle
         self._image: ImageDecoder | None = None
         self._own: dict[str, Callable[[bytes], Any]] = {}
@@ -163,7 +166,7 @@ class Decoder:
             self._own = {name.lower(): function for name, function in decode.items()}
         elif callable(decode):
             self._handler = decode
-        elif not self._none:
+        elif not self.leaves_all:
             allowed = "a kind of images, an ImageDecoder, a function, a mapping of fields to functions, or None"
             bad_type("decode", decode, allowed, "For example 'torchrgb8'.")
         for name, function in self._own.items():
@@ -172,7 +175,7 @@ class Decoder:
 
     def __call__(self, field: str, data: bytes) -> Any:
         """Return a field's value."""
-        if self._none:
+        if self.leaves_all:
             return data
         if field.endswith(".gz"):
             field, data = field[:-3], gzip.decompress(data)

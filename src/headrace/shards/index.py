@@ -170,7 +170,7 @@ class Index:
     @cached_property
     def _keys(self) -> tuple[memoryview, memoryview]:
         """The bytes of all keys, and where each key ends."""
-        return memoryview(self.columns["keys"]), memoryview(self.columns["key_end"])
+        return self.columns["keys"].data, self.columns["key_end"].data
 
     @cached_property
     def _sizes(self) -> Array:
