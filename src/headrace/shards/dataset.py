@@ -175,7 +175,7 @@ class TarDataset(Dataset[Any]):
             samples: For each sample what gets its fields, and which fields to read.
             places: Where the fields lie.
         """
-        headers, sizes, checks = places.header, places.size, places.check
+        headers, sizes, checks, name_of = places.header, places.size, places.check, places.name
         ranges: list[tuple[int, int]] = []
         for _, fields in samples:
             for field in fields:
@@ -184,18 +184,18 @@ class TarDataset(Dataset[Any]):
                     ranges.append((header, BLOCK + size))
                 else:
                     ranges += ((header, BLOCK), (header + BLOCK, size))
-        shard, names = self.index.shards[number], self.index.names
+        shard, names, verify = self.index.shards[number], self.index.names, self._verify
         pieces = iter(self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges))
         for (sample, found), fields in samples:
             for field in fields:
-                head, name = next(pieces), names[places.name[field]]
+                head, name = next(pieces), names[name_of[field]]
                 if sizes[field] <= _SMALL:
                     head, data = head[:BLOCK], head[BLOCK:]
                 else:
                     data = next(pieces)
                 if crc32(head) != checks[field]:
                     self._changed(sample, f"the header of {name!r}")
-                if self._verify and crc32(data) != places.sum[field]:
+                if verify and crc32(data) != places.sum[field]:
                     self._changed(sample, f"the data of {name!r}")
                 found.append((name, data))
 
