@@ -111,6 +111,8 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_any_dataset_with_the_same_draws_in_any_number_of_processes(
     datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():  # set where a rank runs the command
+        monkeypatch.setenv(name, value)
     for jobs in ("1", "2"):
         (tmp_path / jobs).mkdir()
         arguments = f"{datasets}:Noisy", f"{tmp_path}/{jobs}/%d.tar", "--maxcount", "4", "--jobs", jobs

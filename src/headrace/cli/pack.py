@@ -172,9 +172,8 @@ def _write(options: Options, shard: int, numbers: NDArray[np.int64]) -> str:
 
     A dataset that draws random numbers gets those of the sample's place, whichever process writes it.
     """
-    samples = DataLoader(
-        Subset(options.source, numbers.tolist()), None, seed=options.shuffle or 0, collate_fn=_as_it_is
-    )
+    part = Subset(options.source, numbers.tolist())
+    samples = DataLoader(part, None, seed=options.shuffle or 0, distributed=False, collate_fn=_as_it_is)
     samples.set_epoch(shard)
     with ShardWriter(
         options.pattern, options.maxcount, float("inf"), start_shard=shard, checksums=options.checksums
