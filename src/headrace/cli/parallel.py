@@ -35,7 +35,7 @@ def in_processes(
     """Yield what a function returns for each item, in order.
 
     Args:
-        function: It is pickled.
+        function: A forked process inherits it; for others it is pickled once.
         first: The first arguments of its calls.
         others: Its further arguments.
         jobs: How many processes.
@@ -46,7 +46,23 @@ def in_processes(
     context = get_context("fork" if sys.platform == "linux" else "spawn")
     bar = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with (
-        ProcessPoolExecutor(min(jobs, len(first)), context) as processes,
+        ProcessPoolExecutor(
+            min(jobs, len(first)), context, initializer=_Called.begin, initargs=(function,)
+        ) as processes,
         Progress(*bar, console=console, transient=True) as progress,
     ):
-        yield from progress.track(processes.map(function, first, *others), total=len(first))
+        yield from progress.track(processes.map(_Called.call, first, *others), total=len(first))
+
+
+class _Called:
+    """The function that a process calls."""
+
+    function: Callable[..., Any]
+
+    @classmethod
+    def begin(cls, function: Callable[..., Any]) -> None:
+        cls.function = function
+
+    @classmethod
+    def call(cls, *arguments: Any) -> Any:
+        return cls.function(*arguments)
