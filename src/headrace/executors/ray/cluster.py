@@ -15,7 +15,7 @@ _CONNECT_TIMEOUT_S = 3.0
 """Time limit for connecting to the head of a cluster to be joined, in seconds."""
 
 _PROBE_TIMEOUT_S = 0.5
-"""Time limit for connecting to the head of the joined cluster, in seconds."""
+"""Time limit for an answer of the head of the joined cluster, in seconds."""
 
 _PROBE_EVERY_S = 5.0
 """The time between two probes of the head, in seconds."""
@@ -207,6 +207,7 @@ class Head:
         self.address = gcs_address(ray)
         self.job = job_of(ray)
         self._by_client = bool(ray.util.client.ray.is_connected())
+        self._by_tls = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
         self._asked_s = self._seen_s = time.monotonic()
 
     def lost(self) -> bool:
@@ -238,7 +239,11 @@ class Head:
         if self.address:
             host, _, port = self.address.rpartition(":")
             try:
-                socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
+                with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as connection:
+                    # The system accepts connections for a program that hangs or is just being ended, too. A gRPC
+                    # server sends its settings at once; with TLS it waits for the client.
+                    if not self._by_tls and not connection.recv(1):
+                        return False
             except OSError:
                 return False
         self._seen_s = self._asked_s
