@@ -231,6 +231,7 @@ def _rows(folder: Path) -> Iterator[Row]:
     in_order, shuffled = np.arange(SAMPLES), np.asarray(epoch(np.arange(SAMPLES)))
     ways_of_reading: dict[str, Callable[[], Iterable[Any]]] = {
         "ours": partial(by_number, dataset, in_order),
+        "two fields": partial(by_number, TarDataset(dataset.index, "jpg cls"), in_order),
         "shuffled": partial(by_number, dataset, shuffled),
         "webdataset": partial(theirs, folder),
         "pread": partial(bare, places(dataset, in_order)),
@@ -241,7 +242,9 @@ def _rows(folder: Path) -> Iterator[Row]:
         f"photographs in shards, read in one process, {os.path.getsize(folder / '00000.tar') // PER_SHARD // 1000} KB"
     )
     yield from compared({name: "us"}, taken["ours"], taken["webdataset"], "webdataset")
-    yield from compared({name: "us"}, taken["ours"], taken["pread"], "a loop of pread")
+    yield from compared(
+        {f"{name}, without key and shard": "us"}, taken["two fields"], taken["pread"], "a loop of pread"
+    )
     yield from compared({f"{name}, shuffled": "us"}, taken["shuffled"], taken["ours"], "in order")
     asked = in_turn({way: partial(asked_of_the_system, ways_of_reading[way]) for way in ("ours", "shuffled")}, RUNS)
     figures = {f"{name}, shuffled, reads of a sample": "", f"{name}, shuffled, bytes read of a sample": "B"}

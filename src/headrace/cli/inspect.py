@@ -18,6 +18,7 @@ from headrace.errors import HeadraceError, MissingExtra
 from headrace.shards.catalog import SUFFIX
 from headrace.shards.dataset import TarDataset
 from headrace.shards.decoding import IMAGES, Decoder
+from headrace.shards.fields import ABOUT
 from headrace.shards.index import Index
 from headrace.shards.scanning import scan
 
@@ -128,9 +129,9 @@ def contact_sheet(index: Index, path: Path, samples: int) -> str:
     """
     dataset = TarDataset(index)
     figures = []
-    for sample in dataset.read_many(range(min(samples, len(index)))):
-        number, fields = sample
-        parts = "".join(f"<div>{_shown(name, data)}</div>" for name, data in fields)
+    for number in range(min(samples, len(index))):
+        fields = dataset[number].items()
+        parts = "".join(f"<div>{_shown(name, data)}</div>" for name, data in fields if name not in ABOUT)
         figures.append(f"<figure>{parts}<figcaption>{html.escape(index.key(number))}</figcaption></figure>")
     title = html.escape(path.name)
     return (

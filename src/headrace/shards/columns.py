@@ -16,7 +16,7 @@ from headrace.errors import ShardCorrupt
 
 Array = NDArray[Any]
 
-_MAGIC = b"headrace\x00\x01\r\n\x1a\n\x00\x00"
+_MAGIC = b"headrace\x00\x02\r\n\x1a\n\x00\x00"
 """The first bytes of such a file: a name, a version, and bytes that would change if the file were copied as text."""
 
 _HEAD = struct.Struct("<16sQ2L")

@@ -1,10 +1,11 @@
 """`TarDataset`: the samples of plain tar shards, read by number."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
-from zlib import crc32
+from typing import Any
+from zlib import adler32, crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +17,18 @@ from headrace.shards.catalog import open_index
 from headrace.shards.decoding import Decode, Decoder
 from headrace.shards.fields import ABOUT, refuse_missing, slots_of
 from headrace.shards.files import Files
-from headrace.shards.index import SUM, VALUES, Index, Places
+from headrace.shards.index import CHECKED, SUM, VALUES, Index, Places
 from headrace.shards.names import Shards
 from headrace.shards.tar import BLOCK
 
 _SMALL = 4096
 """The largest field that is read together with its header, in bytes: a larger one would have to be copied."""
 
-Raw = tuple[int, list[tuple[str, bytes]]]
-"""The number of a sample, and its fields, each with its name."""
+_MOST_PATTERNS = 1000
+"""For how many combinations of fields it is remembered which of them to read."""
+
+Raw = tuple[int, list[tuple[str, Any]]]
+"""The number of a sample, and its items: what its fields are called, and their bytes; perhaps key and shard, too."""
 
 
 class TarDataset(Dataset[Any]):
@@ -89,6 +93,7 @@ class TarDataset(Dataset[Any]):
         self._verify = verify
         self._folder = os.getcwd()  # for workers with another one
         self._files = Files()
+        self._offsets: dict[tuple[int, ...], list[int]] = {}  # which fields to read, by the names of all
         self.index: Index = shards if isinstance(shards, Index) else open_index(shards)
         if not len(self.index):
             raise ValueError(f"shards={shards!r} have no sample: expected members such as '0001.jpg'.")
@@ -157,60 +162,95 @@ class TarDataset(Dataset[Any]):
         last = len(self) - 1
         numbers = [index if 0 <= index <= last else self._number(index) for index in indices]
         places = self.index.places(numbers)
-        found: list[Raw] = [(number, []) for number in numbers]
-        wanted: list[Sequence[int]] = []
-        of_shard: dict[int, list[int]] = {}
-        for at, number in enumerate(numbers):
-            wanted.append(self._wanted(range(places.first[at], places.first[at + 1]), places.name, number))
-            of_shard.setdefault(places.shard[at], []).append(at)
+        of_shard: dict[int, list[tuple[int, Sequence[int]]]] = {}
+        for at, (shard, first, end) in enumerate(zip(places.shard, places.first, places.first[1:], strict=False)):
+            of_shard.setdefault(shard, []).append((at, self._wanted(first, end, places.name, numbers[at])))
+        found: list[list[tuple[str, Any]]] = [[]] * len(numbers)
         for shard, samples in of_shard.items():
-            self._read(shard, [(found[at], wanted[at]) for at in samples], places)
-        return found
+            items = self._read(shard, [field for _, fields in samples for field in fields], places, numbers)
+            begin = 0
+            for at, fields in samples:
+                end = begin + len(fields)
+                found[at], begin = items[begin:end], end
+        for at, name in self._about:
+            values = self.index.keys(numbers) if name == "__key__" else map(self._name_of_shard, places.shard)
+            for of_sample, value in zip(found, values, strict=True):
+                of_sample.insert(at, (name, value))
+        return list(zip(numbers, found, strict=True))
 
-    def _read(self, number: int, samples: list[tuple[Raw, Sequence[int]]], places: Places) -> None:
-        """Read samples of one shard.
+    def _read(
+        self, number: int, wanted: Sequence[int], places: Places, numbers: Sequence[int]
+    ) -> list[tuple[str, bytes]]:
+        """Return fields of samples of one shard, each with its name.
 
         Args:
             number: The shard's.
-            samples: For each sample what gets its fields, and which fields to read.
-            places: Where the fields lie.
+            wanted: Which fields of `places`.
+            places: Where the fields of the samples lie.
+            numbers: The numbers of the samples, for errors.
         """
-        headers, sizes, checks, name_of = places.header, places.size, places.check, places.name
+        header, size, name_of = places.header, places.size, places.name
         ranges: list[tuple[int, int]] = []
-        for _, fields in samples:
-            for field in fields:
-                header, size = headers[field], sizes[field]
-                if size <= _SMALL:
-                    ranges.append((header, BLOCK + size))
-                else:
-                    ranges += ((header, BLOCK), (header + BLOCK, size))
-        shard, names, verify = self.index.shards[number], self.index.names, self._verify
+        for field in wanted:
+            if size[field] <= _SMALL:
+                ranges.append((header[field], BLOCK + size[field]))
+            else:
+                ranges += ((header[field], CHECKED), (header[field] + BLOCK, size[field]))
+        shard, names = self.index.shards[number], self.index.names
         pieces = iter(self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges))
-        for (sample, found), fields in samples:
-            for field in fields:
-                head, name = next(pieces), names[name_of[field]]
-                if sizes[field] <= _SMALL:
-                    head, data = head[:BLOCK], head[BLOCK:]
-                else:
-                    data = next(pieces)
-                if crc32(head) != checks[field]:
-                    self._changed(sample, f"the header of {name!r}")
-                if verify and crc32(data) != places.sum[field]:
-                    self._changed(sample, f"the data of {name!r}")
-                found.append((name, data))
+        checks, found = [], []
+        for field in wanted:
+            head = next(pieces)
+            checks.append(adler32(head[:CHECKED]))
+            found.append((names[name_of[field]], head[BLOCK:] if size[field] <= _SMALL else next(pieces)))
+        self._compare(checks, places.check, wanted, "header", places, numbers)
+        if self._verify:
+            self._compare([crc32(data) for _, data in found], places.sum, wanted, "data", places, numbers)
+        return found
 
-    def _wanted(self, fields: range, names: list[int], number: int) -> Sequence[int]:
-        """Return which of a sample's fields to read."""
+    def _compare(
+        self,
+        found: list[int],
+        expected: list[int],
+        wanted: Sequence[int],
+        what: str,
+        places: Places,
+        numbers: Sequence[int],
+    ) -> None:
+        """Refuse a field whose header or data has another checksum than the index says."""
+        if found == [expected[field] for field in wanted]:
+            return
+        field = next(field for field, sum_ in zip(wanted, found, strict=True) if sum_ != expected[field])
+        sample = self._described(numbers[bisect_right(places.first, field) - 1])
+        name = self.index.names[places.name[field]]
+        raise ShardCorrupt(f"{sample} has changed since it was indexed, or is damaged: the {what} of {name!r} differs")
+
+    def _wanted(self, first: int, end: int, names: list[int], number: int) -> Sequence[int]:
+        """Return which of a sample's fields to read: those from `first` to `end` are its own."""
         if self._slots is None:
-            return fields
-        own = {names[field]: field for field in fields}
-        wanted = []
+            return range(first, end)
+        pattern = tuple(names[first:end])
+        offsets = self._offsets.get(pattern)
+        if offsets is None:
+            if len(self._offsets) == _MOST_PATTERNS:
+                self._offsets.clear()
+            offsets = self._offsets[pattern] = self._chosen(pattern, number)
+        return [first + offset for offset in offsets]
+
+    def _chosen(self, pattern: tuple[int, ...], number: int) -> list[int]:
+        """Return which fields of a sample to read, of one whose fields have the names of these numbers."""
+        chosen = []
         for slot, alternatives in self._preferred:
-            found = next((own[name] for name in alternatives if name in own), None)
+            found = next((name for name in alternatives if name in pattern), None)
             if found is None:
-                refuse_missing(self._described(number), slot, (self.index.names[name] for name in own))
-            wanted.append(found)
-        return wanted
+                refuse_missing(self._described(number), slot, (self.index.names[name] for name in pattern))
+            chosen.append(pattern.index(found))
+        return chosen
+
+    @cached_property
+    def _about(self) -> list[tuple[int, str]]:
+        """The items of a sample that are not read from the shard, each with its place."""
+        return [(at, name) for at, name in enumerate(ABOUT if self._slots is None else self._slots) if name in ABOUT]
 
     @cached_property
     def _preferred(self) -> list[tuple[str, list[int]]]:
@@ -219,30 +259,23 @@ class TarDataset(Dataset[Any]):
         slots = [slot for slot in self._slots or () if slot not in ABOUT]
         return [(slot, [names[name] for name in slot.split(";") if name in names]) for slot in slots]
 
-    def _changed(self, number: int, what: str) -> NoReturn:
-        raise ShardCorrupt(f"{self._described(number)} has changed since it was indexed, or is damaged: {what} differs")
+    def _name_of_shard(self, number: int) -> str:
+        return self.index.shards[number].name
 
     def _described(self, number: int) -> str:
         return f"sample {self.index.key(number)!r} of {self.index.shard_of(number).name}"
 
     def decode(self, raw: Raw) -> Any:
         """Return the sample of what `read_many` returned for it."""
-        number, fields = raw
-        key, url = self.index.key(number), self.index.shard_of(number).name
+        number, items = raw
         if not self._decoder.leaves_all:
-            fields = [(field, self._decoded(number, field, data)) for field, data in fields]
-        sample: Any
-        if self._slots is None:
-            sample = {"__key__": key, "__url__": url}
-            sample.update(fields)
-        else:
-            values = iter(fields)
-            sample = tuple(
-                key if slot == "__key__" else url if slot == "__url__" else next(values)[1] for slot in self._slots
-            )
+            items = [(name, self._decoded(number, name, data)) for name, data in items]
+        sample = dict(items) if self._slots is None else tuple([data for _, data in items])
         return sample if self._transform is None else self._transform(sample)
 
-    def _decoded(self, number: int, field: str, data: bytes) -> Any:
+    def _decoded(self, number: int, field: str, data: Any) -> Any:
+        if field in ABOUT:
+            return data
         try:
             return self._decoder(field, data)
         except Exception as error:

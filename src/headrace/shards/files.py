@@ -5,7 +5,7 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from headrace.errors import ShardCorrupt
 from headrace.system.interrupts import Droppable
@@ -54,7 +54,7 @@ class Files(Droppable):
         """
         return os.stat(path).st_size
 
-    def read(self, path: str, size: int, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+    def read(self, path: str, size: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return byte ranges of a file.
 
         Args:
@@ -67,12 +67,15 @@ class Files(Droppable):
             ShardCorrupt: It has another size, or has become shorter.
         """
         file = self._take(path, size)
-        descriptor, pieces = file.descriptor, []
+        descriptor, pread = file.descriptor, os.pread
         try:
-            for start, count in ranges:
-                data = os.pread(descriptor, count, start)
-                pieces.append(data if len(data) == count else _continued(descriptor, data, start, count, path))
-            return pieces
+            pieces = [pread(descriptor, count, start) for start, count in ranges]
+            if sum(map(len, pieces)) == sum([count for _, count in ranges]):
+                return pieces
+            return [
+                _continued(descriptor, data, start, count, path)
+                for data, (start, count) in zip(pieces, ranges, strict=True)
+            ]
         finally:
             with self._lock:
                 file.readers -= 1
@@ -122,7 +125,7 @@ class Files(Droppable):
 
 
 def _continued(descriptor: int, data: bytes, start: int, count: int, path: str) -> bytes:
-    """Return a range of which a first read gave less than all: one of more than 2 GiB comes in pieces."""
+    """Return a range of which a first read may have given less than all: one of more than 2 GiB comes in pieces."""
     pieces = [data]
     while data and (count := count - len(data)):
         start += len(data)

@@ -17,6 +17,9 @@ from headrace.shards.tar import BLOCK
 OF_FIELDS = ("name", "block", "size", "check")
 """The columns with a number for each field of each sample."""
 
+CHECKED = 157
+"""How much of a header its checksum covers: name, size, time, type, and the tar checksum of the whole header."""
+
 SUM = "sum"
 """The column with the CRC-32 of each field's data, where there is one."""
 
@@ -47,7 +50,7 @@ class Places(NamedTuple):
         name: The field's place among the index's names.
         header: The first byte of its member's header; the data begins one block later.
         size: The bytes of its data.
-        check: The CRC-32 of the header.
+        check: The Adler-32 of the header's first `CHECKED` bytes.
         sum: The CRC-32 of the data; empty where the index has no checksums.
     """
 
@@ -69,8 +72,8 @@ class Index:
         names: The names of all fields, such as "jpg".
         columns: Numbers, in arrays of shape (n,). For each sample the number of its first field (`first`, with one more
             at the end), and where its key ends (`key_end`) in the bytes of all keys (`keys`). For each field its place
-            among `names` (`name`), the block of its header (`block`), its bytes (`size`), its header's CRC-32 (`check`)
-            and perhaps its data's (`sum`). For each sample perhaps numbers from fields (`values of FIELD`).
+            among `names` (`name`), the block of its header (`block`), its bytes (`size`), the Adler-32 of its header
+            (`check`) and perhaps the CRC-32 of its data (`sum`). For each sample perhaps numbers from fields (`values of FIELD`).
         origin: The file that it was loaded from, the folder that names are relative to, and the checksum of the file's
             description; None if the index was made in this process.
     """
@@ -168,11 +171,6 @@ class Index:
         return found
 
     @cached_property
-    def _keys(self) -> tuple[memoryview, memoryview]:
-        """The bytes of all keys, and where each key ends."""
-        return self.columns["keys"].data, self.columns["key_end"].data
-
-    @cached_property
     def _sizes(self) -> Array:
         """The bytes of each shard."""
         return np.array([shard.size for shard in self.shards], np.int64)
@@ -183,8 +181,14 @@ class Index:
 
     def key(self, sample: int) -> str:
         """Return the key of a sample, in [0, len(self))."""
-        text, ends = self._keys
-        return str(text[ends[sample - 1] if sample else 0 : ends[sample]], "utf-8", "surrogateescape")
+        return self.keys([sample])[0]
+
+    def keys(self, samples: Sequence[int]) -> list[str]:
+        """Return the keys of samples, each in [0, len(self))."""
+        numbers, ends, text = np.asarray(samples, np.int64), self.columns["key_end"], self.columns["keys"].data
+        starts = np.where(numbers > 0, ends[numbers - 1], 0)
+        pairs = zip(starts.tolist(), ends[numbers].tolist(), strict=True)
+        return [str(text[start:end], "utf-8", "surrogateescape") for start, end in pairs]
 
     def places(self, samples: Sequence[int]) -> Places:
         """Return where the fields of samples lie, in the order in which they stand in the shard.

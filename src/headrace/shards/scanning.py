@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import ShardCorrupt
 from headrace.shards.columns import smallest
-from headrace.shards.index import OF_FIELDS, SUM, VALUES, Index, Shard
+from headrace.shards.index import CHECKED, OF_FIELDS, SUM, VALUES, Index, Shard
 from headrace.shards.samples import samples
 from headrace.shards.tar import BLOCK, Member, members
 
@@ -47,7 +47,7 @@ def _scanned(data: memoryview, path: str, sums: bool, values: Sequence[str]) -> 
     numbers: dict[str, list[int | float]] = {value: [] for value in values}
     for key, fields in samples(members(data, path), path):
         for field, at in fields.items():
-            check = zlib.crc32(data[at.header : at.header + BLOCK])
+            check = zlib.adler32(data[at.header : at.header + CHECKED])
             rows.append((names.setdefault(field, len(names)), at.header // BLOCK, at.size, check))
             if sums:
                 data_sums.append(zlib.crc32(data[at.start : at.start + at.size]))
