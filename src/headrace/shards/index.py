@@ -73,7 +73,8 @@ class Index:
         columns: Numbers, in arrays of shape (n,). For each sample the number of its first field (`first`, with one more
             at the end), and where its key ends (`key_end`) in the bytes of all keys (`keys`). For each field its place
             among `names` (`name`), the block of its header (`block`), its bytes (`size`), the Adler-32 of its header
-            (`check`) and perhaps the CRC-32 of its data (`sum`). For each sample perhaps numbers from fields (`values of FIELD`).
+            (`check`) and perhaps the CRC-32 of its data (`sum`). For each sample perhaps numbers from fields (`values
+            of FIELD`).
         origin: The file that it was loaded from, the folder that names are relative to, and the checksum of the file's
             description; None if the index was made in this process.
     """
