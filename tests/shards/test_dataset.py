@@ -114,6 +114,22 @@ def test_only_the_wanted_fields_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert counted == [513] * 17
 
 
+def test_a_small_field_is_read_together_with_the_header_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"cls": b"3", "jpg": b"j" * 9000, "txt": b"t" * 4096, "json": b"{}", "npy": b"n" * 9000}
+    path = write(tmp_path / "a.tar", [(key, fields) for key in "ab"])
+    dataset, counted = TarDataset(path, "npy json jpg cls"), []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *read: counted.append(read[1]) or pread(*read))
+    raw = dataset.read_many([1, 0])
+    assert counted == [1024 + 157, 9000, 1024 + 157, 9000] * 2
+    assert [dataset.decode(one) for one in raw] == [tuple(fields[name] for name in ("npy", "json", "jpg", "cls"))] * 2
+    damaged(str(path), place(str(path), "jpg") - 512, b"b")  # in the middle of what is read at once
+    with pytest.raises(ShardCorrupt, match="sample 'a' of .* the header of 'jpg' differs"):
+        dataset[0]
+
+
 def test_the_loader_shuffles_by_blocks_and_goes_on_anywhere(tmp_path: Path) -> None:
     paths = shards(tmp_path)
     dataset = TarDataset(paths, "cls __key__", {}, streams=4, window=2)

@@ -27,8 +27,12 @@ _SMALL = 4096
 _MOST_PATTERNS = 1000
 """For how many combinations of fields it is remembered which of them to read."""
 
-Raw = tuple[int, list[tuple[str, Any]]]
-"""The number of a sample, and its items: what its fields are called, and their bytes; perhaps key and shard, too."""
+Raw = tuple[int, tuple[str, ...], list[Any]]
+"""The number of a sample, the names of its items, and the items: bytes of fields, and perhaps key and shard."""
+
+_Chosen = tuple[tuple[int, ...], tuple[int, ...] | None, tuple[str, ...]]
+"""Which fields of a sample to read, in the order in which they lie; where each item of the sample is among them, None
+if it is the same order; and the names of all items."""
 
 
 class TarDataset(Dataset[Any]):
@@ -93,7 +97,7 @@ class TarDataset(Dataset[Any]):
         self._verify = verify
         self._folder = os.getcwd()  # for workers with another one
         self._files = Files()
-        self._offsets: dict[tuple[int, ...], list[int]] = {}  # which fields to read, by the names of all
+        self._chosen: dict[tuple[int, ...], _Chosen] = {}  # by the names of all fields of a sample
         self.index: Index = shards if isinstance(shards, Index) else open_index(shards)
         if not len(self.index):
             raise ValueError(f"shards={shards!r} have no sample: expected members such as '0001.jpg'.")
@@ -162,50 +166,67 @@ class TarDataset(Dataset[Any]):
         last = len(self) - 1
         numbers = [index if 0 <= index <= last else self._number(index) for index in indices]
         places = self.index.places(numbers)
-        of_shard: dict[int, list[tuple[int, Sequence[int]]]] = {}
+        chosen, names = self._chosen, places.name
+        of_shard: dict[int, list[tuple[int, int, _Chosen]]] = {}
         for at, (shard, first, end) in enumerate(zip(places.shard, places.first, places.first[1:], strict=False)):
-            of_shard.setdefault(shard, []).append((at, self._wanted(first, end, places.name, numbers[at])))
-        found: list[list[tuple[str, Any]]] = [[]] * len(numbers)
+            pattern = tuple(names[first:end])
+            choice = chosen.get(pattern) or self._choose(pattern, numbers[at])
+            of_shard.setdefault(shard, []).append((at, first, choice))
+        found: list[Any] = [None] * len(numbers)
         for shard, samples in of_shard.items():
-            items = self._read(shard, [field for _, fields in samples for field in fields], places, numbers)
+            wanted = [first + offset for _, first, (offsets, _, _) in samples for offset in offsets]
+            data = self._read(shard, wanted, places, numbers)
             begin = 0
-            for at, fields in samples:
-                end = begin + len(fields)
-                found[at], begin = items[begin:end], end
+            for at, _, (offsets, arranged, called) in samples:
+                end = begin + len(offsets)
+                items = data[begin:end]
+                found[at] = numbers[at], called, items if arranged is None else [items[one] for one in arranged]
+                begin = end
         for at, name in self._about:
             values = self.index.keys(numbers) if name == "__key__" else map(self._name_of_shard, places.shard)
-            for of_sample, value in zip(found, values, strict=True):
-                of_sample.insert(at, (name, value))
-        return list(zip(numbers, found, strict=True))
+            for (_, _, items), value in zip(found, values, strict=True):
+                items.insert(at, value)
+        return found
 
-    def _read(
-        self, number: int, wanted: Sequence[int], places: Places, numbers: Sequence[int]
-    ) -> list[tuple[str, bytes]]:
-        """Return fields of samples of one shard, each with its name.
+    def _read(self, number: int, wanted: list[int], places: Places, numbers: Sequence[int]) -> list[bytes]:
+        """Return the data of fields of one shard.
+
+        A small field is read together with its header, and with the header that follows it, if that is wanted, too.
 
         Args:
             number: The shard's.
-            wanted: Which fields of `places`.
+            wanted: Which fields of `places`; those of a sample in the order in which they lie in the shard.
             places: Where the fields of the samples lie.
             numbers: The numbers of the samples, for errors.
         """
-        header, size, name_of = places.header, places.size, places.name
+        header, size = places.header, places.size
         ranges: list[tuple[int, int]] = []
+        cuts: list[tuple[int, int, int]] = []  # for each field: the range with its header, where in it, the data's size
+        begin = following = piece = -1
         for field in wanted:
-            if size[field] <= _SMALL:
-                ranges.append((header[field], BLOCK + size[field]))
+            at, length = header[field], size[field]
+            end = at + CHECKED if length > _SMALL else at + BLOCK + length
+            if at == following:
+                ranges[piece] = begin, end - begin
             else:
-                ranges += ((header[field], CHECKED), (header[field] + BLOCK, size[field]))
-        shard, names = self.index.shards[number], self.index.names
-        pieces = iter(self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges))
+                begin, piece = at, len(ranges)
+                ranges.append((at, end - at))
+            cuts.append((piece, at - begin, length))
+            if length > _SMALL:
+                following = -1
+                ranges.append((at + BLOCK, length))
+            else:
+                following = -(-end // BLOCK) * BLOCK
+        shard = self.index.shards[number]
+        pieces = self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges)
         checks, found = [], []
-        for field in wanted:
-            head = next(pieces)
-            checks.append(adler32(head[:CHECKED]))
-            found.append((names[name_of[field]], head[BLOCK:] if size[field] <= _SMALL else next(pieces)))
+        for piece, at, length in cuts:
+            head = pieces[piece]
+            checks.append(adler32(head[at : at + CHECKED]))
+            found.append(pieces[piece + 1] if length > _SMALL else head[at + BLOCK : at + BLOCK + length])
         self._compare(checks, places.check, wanted, "header", places, numbers)
         if self._verify:
-            self._compare([crc32(data) for _, data in found], places.sum, wanted, "data", places, numbers)
+            self._compare([crc32(data) for data in found], places.sum, wanted, "data", places, numbers)
         return found
 
     def _compare(
@@ -225,26 +246,24 @@ class TarDataset(Dataset[Any]):
         name = self.index.names[places.name[field]]
         raise ShardCorrupt(f"{sample} has changed since it was indexed, or is damaged: the {what} of {name!r} differs")
 
-    def _wanted(self, first: int, end: int, names: list[int], number: int) -> Sequence[int]:
-        """Return which of a sample's fields to read: those from `first` to `end` are its own."""
-        if self._slots is None:
-            return range(first, end)
-        pattern = tuple(names[first:end])
-        offsets = self._offsets.get(pattern)
-        if offsets is None:
-            if len(self._offsets) == _MOST_PATTERNS:
-                self._offsets.clear()
-            offsets = self._offsets[pattern] = self._chosen(pattern, number)
-        return [first + offset for offset in offsets]
-
-    def _chosen(self, pattern: tuple[int, ...], number: int) -> list[int]:
+    def _choose(self, pattern: tuple[int, ...], number: int) -> "_Chosen":
         """Return which fields of a sample to read, of one whose fields have the names of these numbers."""
-        chosen = []
-        for slot, alternatives in self._preferred:
-            found = next((name for name in alternatives if name in pattern), None)
-            if found is None:
-                refuse_missing(self._described(number), slot, (self.index.names[name] for name in pattern))
-            chosen.append(pattern.index(found))
+        offsets = list(range(len(pattern)))
+        if self._slots is not None:
+            offsets = []
+            for slot, alternatives in self._preferred:
+                found = next((name for name in alternatives if name in pattern), None)
+                if found is None:
+                    refuse_missing(self._described(number), slot, (self.index.names[name] for name in pattern))
+                offsets.append(pattern.index(found))
+        names = [self.index.names[pattern[offset]] for offset in offsets]
+        for at, name in self._about:
+            names.insert(at, name)
+        by_place = sorted(set(offsets))
+        arranged = None if by_place == offsets else tuple(map(by_place.index, offsets))
+        if len(self._chosen) == _MOST_PATTERNS:
+            self._chosen.clear()
+        chosen = self._chosen[pattern] = tuple(by_place), arranged, tuple(names)
         return chosen
 
     @cached_property
@@ -267,10 +286,10 @@ class TarDataset(Dataset[Any]):
 
     def decode(self, raw: Raw) -> Any:
         """Return the sample of what `read_many` returned for it."""
-        number, items = raw
+        number, names, items = raw
         if not self._decoder.leaves_all:
-            items = [(name, self._decoded(number, name, data)) for name, data in items]
-        sample = dict(items) if self._slots is None else tuple([data for _, data in items])
+            items = [self._decoded(number, name, data) for name, data in zip(names, items, strict=True)]
+        sample = tuple(items) if self._slots is not None else dict(zip(names, items, strict=True))
         return sample if self._transform is None else self._transform(sample)
 
     def _decoded(self, number: int, field: str, data: Any) -> Any:
