@@ -126,7 +126,7 @@ def test_a_small_field_is_read_together_with_the_header_that_follows(
     assert counted == [1024 + 157, 9000, 1024 + 157, 9000] * 2
     assert [dataset.decode(one) for one in raw] == [tuple(fields[name] for name in ("npy", "json", "jpg", "cls"))] * 2
     damaged(str(path), place(str(path), "jpg") - 512, b"b")  # in the middle of what is read at once
-    with pytest.raises(ShardCorrupt, match="sample 'a' of .* the header of 'jpg' differs"):
+    with pytest.raises(ShardCorrupt, match=r"sample 'a' of .* the header of 'jpg' differs"):
         dataset[0]
 
 
