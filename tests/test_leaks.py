@@ -12,8 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from accelerators import ThreadBackend
 from headrace import DataLoader
+from headrace.delivery.device import backends
 from interrupts import Interrupter, Small, default_interrupts
 from waiting import wait_for_reapers
 
@@ -38,6 +41,8 @@ def a_loader(draw: random.Random) -> DataLoader[Any]:
         options["persistent_workers"] = True
     if draw.random() < 0.1:
         options = {"executor": "inline"}
+    if draw.random() < 0.3:
+        options["device"] = "cpu"  # for which there is an accelerator here
     return DataLoader(Small(LENGTH), **options)
 
 
@@ -86,6 +91,8 @@ def held() -> tuple[int, Counter[str], int, int]:
 def test_many_iterators_leave_nothing(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     complaints: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda event: complaints.append(repr(event.exc_value)))
+    monkeypatch.setitem(backends.BACKENDS, "cpu", ThreadBackend)
+    ThreadBackend(torch.device("cpu")).copy_stream()  # its thread stays
     draw = random.Random(f"leaks {use.__name__}")
     kept: deque[Any] = deque(maxlen=8)
     threads, interrupter = threading.active_count(), Interrupter()
@@ -100,6 +107,8 @@ def test_many_iterators_leave_nothing(use: Any, monkeypatch: pytest.MonkeyPatch)
     kept.clear()
     after = held()
     assert after[3] == before[3] == 0, "shared memory is still mapped"
+    assert ThreadBackend.locks.registered > 0
+    assert ThreadBackend.locks.held == {}, "shared memory is still pinned"
     assert after[2] <= before[2], "descriptors are still open"
     assert after[1] == before[1], f"objects are still there: {after[1] - before[1]}"
     assert (after[0] - before[0]) / 2**20 < GROWTH_MIB

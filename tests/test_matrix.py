@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import Dataset
 
 import headrace
+from accelerators import ThreadBackend
 from headrace import DataLoader, Plan, Shuffled, World
+from headrace.delivery.device import backends
 from rays import RAY, pids_of
 
 pytestmark = [
@@ -157,6 +159,14 @@ def finish(stream: Stream, dataset: Any, size: int, state: Any, options: dict[st
         reader._shutdown_workers()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _accelerator() -> Iterator[None]:
+    """Put an accelerator that copies on a thread in the place of the CPU, where a loader has a device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(backends.BACKENDS, "cpu", ThreadBackend)
+        yield
+
+
 @pytest.fixture(scope="module")
 def references(datasets: dict[str, Any]) -> dict[str, str]:
     """The digest of each dataset, read in this process."""
@@ -196,7 +206,8 @@ class Cells:
         places = {"0": 0, "1": 1, "mid": whole // 2, "last-1": whole - 1, "last": whole}
         stops = [places[resume] for resume in resumes]
         dataset = self.datasets[name]
-        begun = begin(dataset, size, stops, kill, options)
+        # What is read before each place is staged for a device; states do not count what lies staged.
+        begun = begin(dataset, size, stops, kill, options | {"device": "cpu", "device_prefetch": 2})
         for resume, (stream, state) in zip(resumes, begun, strict=True):
             cell = (executor, workers, name, size, resume, kill)
             finish(stream, dataset, size % len(WORLDS) + 1, state, resumed)

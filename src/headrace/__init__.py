@@ -2,6 +2,8 @@
 
 from headrace.datasets.deferred import Deferred
 from headrace.datasets.packed_list import PackedList
+from headrace.delivery.budget import Budget
+from headrace.delivery.device.iterable import prefetch_to_device
 from headrace.errors import (
     ClusterUnavailable,
     DeliveryTimeout,
@@ -24,6 +26,7 @@ from headrace.version import __version__ as __version__
 __all__ = [
     "Balanced",
     "Blocks",
+    "Budget",
     "ClusterUnavailable",
     "DataLoader",
     "Deferred",
@@ -53,6 +56,7 @@ __all__ = [
     "Weighted",
     "WorkerDied",
     "World",
+    "prefetch_to_device",
     "rng",
     "torch_rng",
 ]

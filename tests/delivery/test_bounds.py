@@ -175,7 +175,8 @@ def test_restarts_of_persistent_workers_do_not_add_up(ledger: Any, options: dict
         assert mapped(reader) <= slots(3 * AHEAD, 1)
     dataset.wait_for(asked)
     assert sum(1 for _ in loader) == LENGTH
-    assert dataset.finished() == asked + LENGTH
+    early = 0 if options else AHEAD  # a plan's next epoch has begun
+    assert 0 <= dataset.finished() - asked - LENGTH <= early
     assert mapped(iter(loader)) <= slots(3 * AHEAD, 1)
 
 

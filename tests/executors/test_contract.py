@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from accelerators import ThreadBackend
 from executors.contract_datasets import (
     COLLATE_S,
     DECODE_S,
@@ -36,6 +37,7 @@ from executors.contract_datasets import (
     collate_nothing,
 )
 from headrace import DataLoader, ProcessExecutor, RayExecutor, ThreadExecutor
+from headrace.delivery.device import backends
 from headrace.telemetry.stages import StageTimes
 from headrace.telemetry.stats import Meter
 from headrace.testing import FakeDataset
@@ -83,6 +85,20 @@ CELLS = {
         "persistent_workers": True,
     },
     "ray-2-fetch": {"num_workers": 2, "executor": RAY, "fetch_threads": 3},
+    # Staged for an accelerator, which `_accelerator` puts in the place of the CPU.
+    "inline-device": {"executor": "inline", "device": "cpu"},
+    "thread-2-device": {"executor": "thread", "num_workers": 2, "device": "cpu"},
+    "process-fork-2-device": {"num_workers": 2, "multiprocessing_context": "fork", "device": "cpu"},
+    "process-fork-2-device-persistent": {
+        "num_workers": 2,
+        "multiprocessing_context": "fork",
+        "persistent_workers": True,
+        "device": "cpu",
+        "device_prefetch": 3,
+    },
+    "process-spawn-2-device": {"num_workers": 2, "multiprocessing_context": "spawn", "device": "cpu"},
+    "ray-2-device": {"num_workers": 2, "executor": RAY, "device": "cpu"},
+    "ray-2-store-device": {"num_workers": 2, "executor": replace(RAY, shared_memory=False), "device": "cpu"},
 }
 
 
@@ -95,6 +111,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "make", [pytest.param(CELLS[name], id=name, marks=marks[name]) for name in cells], indirect=True
         )
+
+
+@pytest.fixture(autouse=True)
+def _accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backends.BACKENDS, "cpu", ThreadBackend)
 
 
 @pytest.fixture

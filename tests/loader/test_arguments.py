@@ -11,6 +11,7 @@ import torch
 
 from headrace import (
     Balanced,
+    Budget,
     DataLoader,
     InlineExecutor,
     ProcessExecutor,
@@ -162,6 +163,21 @@ LOADER: dict[str, list[Case]] = {
         *(Wrong(value, ValueError) for value in ("skip", None, 1)),
         Wrong("replace", ValueError, beside=SAMPLER),
         Wrong("replace", ValueError, beside={"dataset": Numbers()}),
+    ],
+    "device": [
+        *(Wrong(value, ValueError) for value in ("quatsch", "cuda:99", "meta", "")),
+        *(Wrong(value, TypeError) for value in (3, ["cpu"])),
+    ],
+    "device_prefetch": [
+        Wrong(-1, ValueError),
+        *(Wrong(value, TypeError) for value in (1.5, "2", None, True)),
+        Ignored(2, {}, r"device_prefetch=2 is ignored: there is no device\. Pass device="),
+    ],
+    "max_prefetch_bytes": [
+        *(Wrong(value, ValueError) for value in (0, -1)),
+        *(Wrong(value, TypeError) for value in (1.5, "1GB", True)),
+        Ignored(100, {}, r"max_prefetch_bytes=100 is ignored: nothing is computed in advance"),
+        Ignored(Budget(7), INLINE, "num_workers, max_prefetch_bytes is ignored"),
     ],
 }  # fmt: skip
 

@@ -71,6 +71,7 @@ def test_the_signature_begins_with_torchs():
     assert {one.name: one.default for one in own if one.default is not None} == {
         "fetch_threads": 1,
         "on_error": "raise",
+        "device_prefetch": 1,
     }
 
 

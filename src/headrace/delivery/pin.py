@@ -8,7 +8,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 
-def pinning(wanted: bool, device: str) -> Callable[[Any], Any] | None:
+def pin_function(wanted: bool, device: str) -> Callable[[Any], Any] | None:
     """Return the function that pins a batch; None where `pin_memory` is off or no accelerator can use it.
 
     Args:

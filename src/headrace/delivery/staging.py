@@ -6,11 +6,12 @@ from typing import Any, TypeAlias
 from headrace.executors.future import Future
 from headrace.telemetry.stages import Packed
 
-Staged: TypeAlias = tuple[int, int, int, Any, Any, Packed | None, Future | None, BaseException | None]
+Staged: TypeAlias = tuple[int, int, int, Any, Any, Packed | None, Future | None, Any, BaseException | None]
 """A batch on its way to the user, as a plain tuple, since one is made for every batch: the number of its task in the
-pass, from 0; the worker that computed it; the number of its samples; the batch, as the user gets it; the place after it
-in a worker's copy of an iterable dataset, or None; its packed `StageTimes`, or None if the caller's thread
-gathered it; its future, None if the caller's thread computed it; and the error in its place, or None."""
+pass, from 0; the worker that computed it; the number of its samples; the batch, as the user gets it, or on its way to a
+device; the place after it in a worker's copy of an iterable dataset, or None; its packed `StageTimes`, or None if the
+caller's thread gathered it; its future, None if the caller's thread computed it; its task; and the error in its place,
+or None."""
 
 
 class StagingQueue:

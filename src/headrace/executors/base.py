@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.executors.future import Future
+from headrace.memory.slots import Mapping
 from headrace.system.interrupts import Droppable
 from headrace.types import IndexTask, PlanTask, StreamTask, Task
 from headrace.worker.work import Work
@@ -44,6 +45,7 @@ class Pool(Droppable, ABC):
         when_restarted: Called when it has replaced a worker.
         direct: The worker that computes a task at once in the caller's thread; None where other threads or processes
             compute.
+        early: Tasks of the next pass that were submitted before it began, with their futures.
     """
 
     work: Work
@@ -51,6 +53,7 @@ class Pool(Droppable, ABC):
     broken: bool = False
     when_broken: Callable[[], None] | None = None
     direct: Worker | None = None
+    early: Sequence[tuple[Task, Future]] = ()
     _owner: int
     when_restarted: Callable[[], None] | None = None
 
@@ -62,8 +65,14 @@ class Pool(Droppable, ABC):
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
         """Wait until at least one of the futures is done; return whether one is, within the time allowed."""
 
+    def poll(self) -> None:
+        """Receive what has come from the workers, without waiting. Threads fill in their futures by themselves."""
+
     def launch(self) -> None:
         """Launch the workers, where starting the pool did not. They find the tasks that were submitted before."""
+
+    def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
+        """Call a function with all memory that is mapped from now on, before a batch in it is delivered."""
 
     def open_stream(self, number: int, epoch: int) -> None:
         """Begin pass `number` over an iterable dataset now, if the caller's thread reads it; workers begin it late."""
@@ -126,6 +135,7 @@ class Executor(ABC):
 
     Attributes:
         parity: Whether it can give torch's own batches, random draws included.
+        copies: Whether its workers have copies of the dataset, which the caller's code does not change.
         by_number: Whether any worker may compute the batches of a sampler, with random numbers keyed by the task's
             number.
         local: Whether its workers take CPUs of this machine.
@@ -134,6 +144,7 @@ class Executor(ABC):
     """
 
     parity: bool = False
+    copies: bool = True
     by_number: bool = False
     local: bool = True
     prefetches: bool = True

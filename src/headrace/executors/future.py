@@ -69,6 +69,7 @@ class Future:
         worker: The worker that computes it.
         samples: How many samples it will hold; set by the reader.
         number: The number of the reader's task; set by the reader.
+        asked: The reader's task; set by the reader.
         size_bytes: How many bytes have come from another process for it.
         remarks: The worker's remarks; complete when the result was asked for.
         packed_stages: What the worker spent on each stage of the batch, packed; `stages` has it as numbers.
@@ -81,6 +82,7 @@ class Future:
     samples = number = size_bytes = 0
     packed_stages: Packed = NO_TIMES
     transport_s = wait_s = 0.0
+    asked: Any = None
     _done = False
     _outcome: Any = None
     _error: BaseException | None = None

@@ -19,7 +19,7 @@ class InlineExecutor(Executor):
     prefetches = False
     ignores = (
         *("num_workers", "worker_init_fn", "multiprocessing_context", "persistent_workers", "prefetch_factor"),
-        *("timeout", "in_order"),
+        *("timeout", "in_order", "max_prefetch_bytes"),
     )
 
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.utils.data
+from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
+from headrace.delivery.budget import Budget
 from headrace.executors import Executor
-from headrace.loader import accelerate, agreement, options, readers, samplers
+from headrace.loader import accelerate, agreement, last, options, readers, samplers
 from headrace.plan import Order, Plan
 from headrace.plan.state import State
 from headrace.progress.schedule import Schedule
@@ -72,6 +75,13 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             `__getitems__` cannot give is fetched sample by sample, each then with random numbers of its own.
             `stats()` and the log, under "headrace", have what was replaced. Not for a `sampler` or `batch_sampler` of
             yours, nor for iterable datasets, whose samples have no positions.
+        device: Where batches are put: "cuda" (the device that is current when iteration begins), "cuda:1", any
+            accelerator of torch's, or "cpu", which costs nothing. The copies run beside the computation, and nothing
+            waits for them but the streams that use the batch. `pin_memory` is not needed. `docs/device.md` has more.
+        device_prefetch: How many batches are copied to the device ahead of the one in use, as far as workers have
+            computed them, >= 0. What lies there is not in a state. Work in the caller's thread is not ahead.
+        max_prefetch_bytes: How many bytes of batches may be asked for and not delivered yet, or a `Budget` that several
+            loaders share. One batch is always allowed. `stats().held_back` tells whether the limit was reached.
 
     Raises:
         ValueError: An option, or a combination of options, is not allowed; the text says what is.
@@ -114,6 +124,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         executor: Literal["process", "thread", "inline", "ray"] | Executor | None = None,
         fetch_threads: int = 1,
         on_error: OnError = "raise",
+        device: str | torch.device | None = None,
+        device_prefetch: int = 1,
+        max_prefetch_bytes: int | Budget | None = None,
     ) -> None:
         # Kept as they were given, under their own names: frameworks rebuild loaders from such attributes.
         self.seed = seed
@@ -123,6 +136,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         self.executor = executor
         self.fetch_threads = fetch_threads
         self.on_error = on_error
+        self.device = device
+        self.device_prefetch = device_prefetch
+        self.max_prefetch_bytes = max_prefetch_bytes
         with options.torchs_types(dataset, num_workers, timeout, prefetch_factor):
             super().__init__(
                 dataset,
@@ -149,6 +165,10 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         options.check(self, sampled and not automatic)
         kind = options.kind_of(self, sampled, bool(shuffle))
         self._meter = Meter()
+        self._remarks: list[Any] = []  # warnings about the delivery, until a reader shows them
+        self._transfer: Any = None
+        self._pinning: Any = None
+        self._share = options.share_of(max_prefetch_bytes)
         self._source = Source(
             kind=kind,
             dataset=self.dataset,
@@ -242,7 +262,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         return options.described(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_iterator": None}  # a copy has workers of its own
+        own: dict[str, Any] = {"_iterator": None, "_transfer": None, "_pinning": None, "_remarks": []}
+        return vars(self) | own | {"_share": options.share_of(self.max_prefetch_bytes)}  # a copy has workers of its own
 
     def verify(self) -> None:
         """Check that all ranks are about to read the same epoch of the same data, each its own share of it.
@@ -281,6 +302,23 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
                 "sampler; pass seed= to get one in a single process."
             )
         return self._source.plan()
+
+    @property
+    def last_indices(self) -> NDArray[np.int64] | None:
+        """The dataset indices of the batch that was handed over last, shape (samples,), in the batch's order.
+
+        Pads count, and a sample that was replaced has the index of its substitute. None before the first batch, and
+        where there are no indices: an iterable dataset, or a sampler that yields other things than whole numbers.
+        """
+        return last.indices(self._meter)
+
+    @property
+    def last_keys(self) -> list[str] | None:
+        """The keys of these samples in their shards; None where `last_indices` is, or the dataset has no `key(index)`.
+
+        `TarDataset` has that method.
+        """
+        return last.keys(self.dataset, self.last_indices)
 
     def stats(self) -> Stats:
         """Return what the loader has done so far: batches, samples, bytes, waiting, restarts, slots, replacements."""

@@ -17,6 +17,8 @@ from torch.utils.data import (
 )
 
 from headrace.datasets.deferred import Deferred
+from headrace.delivery.budget import Budget, Share
+from headrace.delivery.device.choice import checked_device
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.plan import Order, Sequential, Shuffled, Subset
@@ -34,11 +36,15 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "ray": RayExecutor,
 }
 
-_OWN = ("seed", "order", "distributed", "tail", "executor", "fetch_threads", "on_error")
+_OWN = (
+    *("seed", "order", "distributed", "tail", "executor", "fetch_threads", "on_error"),
+    *("device", "device_prefetch", "max_prefetch_bytes"),
+)
 
 _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "fetch_threads": (1,),
     "on_error": ("raise",),
+    "device_prefetch": (1,),
     "num_workers": (0,),
     "persistent_workers": (False,),
     "timeout": (0, 0.0),
@@ -124,6 +130,25 @@ def check(loader: Any, own_sampler: bool) -> None:
     threads = whole_number("fetch_threads", loader.fetch_threads, low=1, fix="1 fetches one sample at a time.")
     if threads > 1 and (is_iterable(loader.dataset) or (loader.batch_size is None and loader.batch_sampler is None)):
         bad_value("fetch_threads", threads, "1 where samples do not come in lists of indices", "Leave it out.")
+
+    if loader.device is not None:
+        checked_device(loader.device)
+    whole_number("device_prefetch", loader.device_prefetch, fix="1 copies one batch while another is in use.")
+
+
+def share_of(limit: object) -> Share | None:
+    """Return a new loader's part of the budget that its `max_prefetch_bytes` names; None without a limit.
+
+    Raises:
+        TypeError: It is no integer and no `Budget`.
+        ValueError: It is < 1.
+    """
+    if limit is None:
+        return None
+    if not isinstance(limit, Budget):
+        fix = "Pass a number of bytes, or a headrace.Budget that several loaders share."
+        limit = Budget(whole_number("max_prefetch_bytes", limit, low=1, fix=fix))
+    return limit.share()
 
 
 def _check_order(order: object, dataset: Any) -> None:
@@ -248,6 +273,13 @@ def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
             nature = "random by itself" if random else "in the same sequence every epoch"
             yield f"shuffle={shuffle!r} is ignored: order={loader.order!r} is {nature}. Leave one of the two out."
     executor = executor_of(loader.executor, loader.num_workers)
+    if loader.device is None and not _left_out("device_prefetch", loader.device_prefetch):
+        yield f"device_prefetch={loader.device_prefetch} is ignored: there is no device. Pass device=, or leave it out."
+    if loader.max_prefetch_bytes is not None and not executor.prefetches and not loader.num_workers:
+        yield (
+            f"max_prefetch_bytes={shown(loader.max_prefetch_bytes)} is ignored: nothing is computed in advance without "
+            "workers. Pass num_workers=, or leave it out."
+        )
     names = _given(loader, executor.ignores) if loader.num_workers else ""
     if names:
         yield (

@@ -6,12 +6,18 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
-from headrace.delivery.pin import pinning
+from headrace.delivery.device.backends import Backend, backend_of, with_index
+from headrace.delivery.device.choice import other_local_rank
+from headrace.delivery.device.transfer import Transfer
+from headrace.delivery.pin import pin_function
 from headrace.delivery.reader import Delivery, Reader
+from headrace.delivery.window import Demand
 from headrace.executors import Executor, Pool
 from headrace.loader.accelerate import AccelerateLink
 from headrace.loader.samplers import AutoSampler
+from headrace.memory.pinned import Pinning
 from headrace.progress import PlanPass, SamplerPass, StreamPass
 from headrace.progress.base import Pass
 from headrace.progress.source import Kind, draw_base_seed
@@ -40,7 +46,8 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
     """Begin a pass over the plan. Readers are independent of each other, and share persistent workers."""
     plan = loader._source.plan()
     loader._schedule.begin()
-    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches)
+    runs_on = persistent and executor.copies and not callable(getattr(loader.dataset, "set_epoch", None))
+    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches, runs_on)
     link = loader._link(lambda: reading.steps, plan.remainder(reading.start.epoch, reading.start.samples))
     reading.observers = () if link is None else (link,)
     pool = loader._iterator if persistent else None
@@ -49,7 +56,7 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
         pool = _start(loader, executor, plan=plan, base_seed=plan.seed % 2**63)
         if persistent:
             loader._iterator = pool
-    return Reader(pool, reading, _delivery(loader, executor, link), loader._meter, keep_pool=persistent)
+    return _reader(loader, executor, pool, reading, link, persistent)
 
 
 def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
@@ -81,9 +88,9 @@ def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
                 reading.open(draw)
         reading.skip()
     if isinstance(reader, Reader) and reusable:
-        reader.restart(reading)
+        reader.restart(reading, _transfer(loader))
         return reader
-    return _reader(loader, executor, pool, reading, link, persistent)
+    return _kept(loader, _reader(loader, executor, pool, reading, link, persistent), persistent)
 
 
 def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
@@ -99,7 +106,7 @@ def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
         if not source.keys_stream():
             reading.base_seed = reader.base_seed
         reading.open()
-        reader.restart(reading)
+        reader.restart(reading, _transfer(loader))
         return reader
     loader._iterator = reader = None  # the old workers end before new ones start
     reading.open()
@@ -107,7 +114,7 @@ def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
     pool = _start(loader, executor, **work)
     if not executor.prefetches:
         pool.open_stream(reading.stream, reading.start.epoch)
-    return _reader(loader, executor, pool, reading, link, persistent)
+    return _kept(loader, _reader(loader, executor, pool, reading, link, persistent), persistent)
 
 
 def stream_pass(loader: Any, executor: Executor) -> StreamPass:
@@ -129,8 +136,47 @@ def stream_pass(loader: Any, executor: Executor) -> StreamPass:
 def _reader(
     loader: Any, executor: Executor, pool: Pool, reading: Pass, link: AccelerateLink | None, persistent: bool
 ) -> Reader:
-    """Make the reader of a pass without a plan. With persistent workers it serves later passes, too."""
-    reader = Reader(pool, reading, _delivery(loader, executor, link), loader._meter, keep_pool=persistent)
+    """Make the reader of a pass."""
+    delivery, transfer = _delivery(loader, executor, link), _transfer(loader)
+    _pin_slots(loader, pool, delivery, transfer)
+    return Reader(pool, reading, delivery, loader._meter, keep_pool=persistent, transfer=transfer)
+
+
+def _transfer(loader: Any) -> Transfer | None:
+    """Return what copies the loader's batches to its device, as it is when iteration begins; None for the CPU."""
+    if loader.device is None:
+        return None
+    device = with_index(torch.device(loader.device))
+    if loader._transfer is None or loader._transfer.device != device:
+        backend = backend_of(device)
+        if backend is None:
+            return None
+        if torch.device(loader.device).index is None and (text := other_local_rank(device)):
+            loader._source.warn_once(text, "device", stacklevel=6)
+        loader._transfer = Transfer(backend, device, loader.device_prefetch, loader._remarks.append)
+    transfer: Transfer = loader._transfer
+    return transfer
+
+
+def _pin_slots(loader: Any, pool: Pool, delivery: Delivery, transfer: Transfer | None) -> None:
+    """Let the shared memory of batches be pinned, where batches are pinned or copied to a device."""
+    if loader._pinning is None:
+        backend: Backend | None = None
+        if transfer is not None:
+            backend = transfer.backend
+        elif pin_memory in delivery.transforms:
+            accelerator = torch.accelerator.current_accelerator()
+            assert accelerator is not None
+            backend = backend_of(with_index(accelerator))
+        registrar = None if backend is None else backend.registrar()
+        if registrar is None:
+            return
+        loader._pinning = Pinning(registrar, loader._remarks.append)
+    pool.pin_slots(loader._pinning)
+
+
+def _kept(loader: Any, reader: Reader, persistent: bool) -> Reader:
+    """Keep the reader of a pass without a plan: with persistent workers it serves later passes, too."""
     if persistent:
         loader._iterator = reader
     return reader
@@ -193,15 +239,20 @@ def _start(loader: Any, executor: Executor, **particulars: Any) -> Pool:
 def _delivery(loader: Any, executor: Executor, link: AccelerateLink | None) -> Delivery:
     """Return how the batches reach the user."""
     streams = loader._source.kind is Kind.STREAM
-    transforms = [pinning(loader.pin_memory, loader.pin_memory_device), None if link is None else link.to_device]
+    moves = None if link is None or loader.device is not None else link.to_device
+    transforms = [pin_function(loader.pin_memory, loader.pin_memory_device), moves]
     in_turn = not loader._source.planned() and (streams or not executor.by_number)
     return Delivery(
-        ahead=int(loader.num_workers * (loader.prefetch_factor or 2)) if executor.prefetches else 0,
-        in_order=loader.in_order,
-        in_turn=loader.in_order and in_turn,
-        streams=streams,
-        quick_tasks=loader._source.kind is not Kind.SAMPLER,
-        timeout_s=loader.timeout,
+        Demand(
+            ahead=int(loader.num_workers * (loader.prefetch_factor or 2)) if executor.prefetches else 0,
+            in_order=loader.in_order,
+            in_turn=loader.in_order and in_turn,
+            streams=streams,
+            quick_tasks=loader._source.kind is not Kind.SAMPLER,
+            timeout_s=loader.timeout,
+            share=loader._share if executor.prefetches else None,
+        ),
         transforms=tuple(one for one in transforms if one is not None),
         staged_ahead=int(streams and link is not None),  # only the next batch tells whether a stream's is the last
+        remarks=loader._remarks,
     )

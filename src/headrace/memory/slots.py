@@ -13,6 +13,7 @@ import struct
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Mapping:
     Attributes:
         address: Its first address.
         size: Its length in bytes.
+        pages: Keeps it mapped.
 
     Raises:
         SlotTooLarge: The system has no address space for it.
@@ -75,10 +77,11 @@ class Mapping:
         protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         try:
             # Read-only, so that the kernel does not count it as committed memory.
-            self._pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON, mmap.PROT_READ)
+            pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON, mmap.PROT_READ)
         except OSError as error:
             raise _unmappable(size, error.errno) from error
-        self.address: int = np.frombuffer(self._pages, np.uint8).ctypes.data
+        self.pages: Any = pages
+        self.address: int = np.frombuffer(pages, np.uint8).ctypes.data
         self.size = size
         if _LIBC.mmap(self.address, size, protection, kind | _MAP_FIXED, descriptor, 0) == _FAILED:
             raise _unmappable(size, ctypes.get_errno())
@@ -86,7 +89,7 @@ class Mapping:
     def lease(self) -> Any:
         """Return an array over the memory. The array and all views of it keep the mapping alive."""
         array = _lease_type(self.size).from_address(self.address)
-        array.pages = self._pages
+        array.pages = self.pages
         return array
 
     def view(self) -> memoryview:
@@ -226,10 +229,12 @@ class Loans:
     Attributes:
         lent: How many slots the worker has: it writes to them, or they are free there.
         spare: The slots that neither the user nor the worker holds; filled from any thread.
+        pin: Called with each slot that is mapped, if it is not None.
     """
 
     def __init__(self, descriptors: socket.socket) -> None:
         self.lent = 0
+        self.pin: Callable[[Mapping], None] | None = None
         descriptors.setblocking(False)
         self._descriptors = descriptors
         self._slots: dict[int, Mapping] = {}
@@ -308,7 +313,9 @@ class Loans:
             if slot in self._unused:
                 self._unused.remove(slot)
             else:
-                self._slots[slot] = Mapping(descriptors[0], size)
+                self._slots[slot] = mapping = Mapping(descriptors[0], size)
+                if self.pin is not None:
+                    self.pin(mapping)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -319,9 +326,13 @@ class BufferPool:
 
     Args:
         spare: The number of unused buffers that are kept.
+
+    Attributes:
+        pin: Called with each new buffer, if it is not None.
     """
 
     def __init__(self, spare: int) -> None:
+        self.pin: Callable[[Mapping], None] | None = None
         self._spare = spare
         self._buffers: dict[int, tuple[Mapping, _LeaseReference]] = {}
         self._returned: deque[_LeaseReference] = deque()  # filled from any thread
@@ -344,6 +355,8 @@ class BufferPool:
                 mapping = Mapping(descriptor, wanted)
             finally:
                 os.close(descriptor)
+            if self.pin is not None:
+                self.pin(mapping)
         lease = mapping.lease()
         watch = _LeaseReference(lease, self._returned.append)
         watch.slot = self._count

@@ -117,6 +117,10 @@ class Pass(Observer, ABC):
         """Return other tasks if `set_epoch`, called between `iter()` and the first batch, changes them; else None."""
         return None
 
+    def following(self) -> Iterator[Task]:
+        """Return the first tasks of the next pass that may be computed before it begins; none unless overridden."""
+        return iter(())
+
     @abstractmethod
     def size(self, task: Task) -> int:
         """Count the samples of a task's batch; 0 if unknown. A batch of an iterable dataset carries its own count."""

@@ -18,6 +18,10 @@ class PlanPass(Pass):
         schedule: The loader's place in the epochs.
         plan: The plan.
         in_order: Whether batches are delivered in the order of their steps; otherwise states are rank-local.
+        runs_on: Whether workers may begin the next epoch while the last batches of this one are read.
+
+    Attributes:
+        plan: The plan.
     """
 
     steps: int
@@ -25,13 +29,13 @@ class PlanPass(Pass):
     _local_only = False
     _remedy = "Where batches came in any order a state belongs to one rank; with in_order=True it does not."
 
-    def __init__(self, schedule: Schedule, plan: Plan, in_order: bool) -> None:
-        self._plan, self._in_order = plan, in_order
+    def __init__(self, schedule: Schedule, plan: Plan, in_order: bool, runs_on: bool = False) -> None:
+        self.plan, self._in_order, self._runs_on = plan, in_order, runs_on
         super().__init__(schedule, rank=plan.world.rank, world_size=plan.world.size, batch_size=plan.batch_size)
 
     def _begin(self) -> None:
         super()._begin()
-        plan, start = self._plan, self.start
+        plan, start = self.plan, self.start
         self.steps = plan.steps(start.epoch, start.samples)
         self._whole_steps = (plan.samples - start.samples) // plan.global_batch if plan.even else 0
 
@@ -45,14 +49,19 @@ class PlanPass(Pass):
         """Return the new epoch's tasks if `set_epoch` was called between `iter()` and the first batch; else None."""
         return self.tasks() if self._moves() else None
 
+    def following(self) -> Iterator[Task]:
+        """Return the tasks of the next epoch."""
+        epoch = self.start.epoch + 1
+        return (PlanTask(epoch, step, 0) for step in range(self.plan.steps(epoch) if self._runs_on else 0))
+
     def size(self, task: Any) -> int:
         """Count the samples of a task's batch."""
-        plan = self._plan
+        plan = self.plan
         return plan.batch_size if task[1] < self._whole_steps else plan.size(*task)
 
     def length(self) -> int:
         """Count the batches of the whole epoch."""
-        return self._plan.steps(self.start.epoch)
+        return self.plan.steps(self.start.epoch)
 
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or note that it was broken off."""
@@ -63,8 +72,8 @@ class PlanPass(Pass):
     def _reached(self) -> State:
         epoch, cursor = self.start.epoch, self.start.samples
         if self._done:
-            cursor = self._plan.cursor_after(epoch, self._done - 1, cursor)
-        if cursor == self._plan.samples:
+            cursor = self.plan.cursor_after(epoch, self._done - 1, cursor)
+        if cursor == self.plan.samples:
             return self._at(1, 0)
         if self._in_order and not self._beyond:
             return self._at(0, cursor)

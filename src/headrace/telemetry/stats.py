@@ -35,6 +35,8 @@ class Stats:
             replaced all.
         slots: Slots of shared memory that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
+        held_back: How often no batch was asked for in advance although its turn had come, since `max_prefetch_bytes`
+            was reached.
         replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
         replacements: The last 100 of them, the oldest first.
         read_s: Time that workers spent on reading the samples of these batches, in seconds. Where a dataset has only
@@ -63,6 +65,7 @@ class Stats:
     restarts: int = 0
     slots: int = 0
     slot_bytes: int = 0
+    held_back: int = 0
     replaced: int = 0
     replacements: tuple[Replaced, ...] = ()
     read_s: float = 0.0
@@ -87,11 +90,13 @@ class Meter:
     Attributes:
         gathered_s: The part of `wait_s` in which the caller's own thread gathered batches, in seconds; it is not in
             the meter's `wait_s`.
+        last: The pass of the batch that was delivered last, and its task; None before the first.
     """
 
     def __init__(self) -> None:
-        self.batches = self.samples = self.received_bytes = self.restarts = self.replaced = 0
+        self.batches = self.samples = self.received_bytes = self.restarts = self.held_back = self.replaced = 0
         self.transport_s = self.wait_s = self.elapsed_s = self.gathered_s = 0.0
+        self.last: tuple[Any, Any] | None = None
         self._stages: list[Packed] = [NO_TIMES]  # first a sum, then those of batches that are not summed yet
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
@@ -126,6 +131,10 @@ class Meter:
         self._replacements.append(replaced)
         _log.warning("%s", replaced)
 
+    def replacements(self) -> tuple[Replaced, ...]:
+        """Return the last replacements, the oldest first."""
+        return tuple(self._replacements)
+
     def _note_restarted(self) -> None:
         self.restarts += 1
 
@@ -135,10 +144,11 @@ class Meter:
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         counts |= self._sum_stages()._asdict()
+        del counts["last"]
         gathered_s = counts.pop("gathered_s")
         counts["read_s"] += gathered_s
         counts["wait_s"] += gathered_s
-        return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
+        return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=self.replacements())
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_pool": None}
+        return vars(self) | {"_pool": None, "last": None}

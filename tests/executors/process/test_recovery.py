@@ -135,7 +135,7 @@ def test_others_compute_it_at_once(gated: Any) -> None:
             os.read(gate, 1)
 
     reader = iter(a_loader(dataset, batch_size=1, worker_init_fn=block_the_second, timeout=LIMIT_S))
-    assert reader._pool.wait([reader._window[1]], LIMIT_S), "the second worker is up"
+    assert reader._pool.wait([reader._window._futures[1]], LIMIT_S), "the second worker is up"
     wait_until(lambda: dataset.counts()[0] == 1)
     os.kill(reader._workers[0].pid, signal.SIGKILL)  # the first task is the first worker's
     os.write(dataset.opener, b"xx")
@@ -150,7 +150,7 @@ def test_the_oldest_comes_first(gated: Any) -> None:
     """Worker 1 has its own tasks, then those of worker 0. When it dies, too, all tasks are in order again."""
     dataset = gated(0, 1)
     reader = iter(a_loader(dataset, batch_size=1))
-    pool, window = reader._pool, list(reader._window)
+    pool, window = reader._pool, list(reader._window._futures)
     wait_until(lambda: dataset.counts()[0] + dataset.counts()[1] == 2)
     for worker in (0, 1):
         victim = pool._peers[worker]
@@ -326,7 +326,7 @@ def test_a_reader_dropped_in_the_middle_of_a_restart(tmp_path: Path, start_metho
     assert [int(next(reader)["index"]) for _ in range(3)] == [0, 1, 2]
     pool, (before,) = reader._pool, reader._workers
     while pool._peers[0].process is before:
-        pool.wait([reader._window[0]], 0.01)
+        pool.wait([reader._window._futures[0]], 0.01)
     del reader, pool, before
     gc.collect()
 
@@ -384,8 +384,8 @@ def test_a_timeout_names_what_goes_before(gated: Any) -> None:
     reader = iter(a_loader(dataset, batch_size=1, num_workers=1, timeout=0.2, in_order=False, prefetch_factor=3))
     pool = reader._pool
     wait_until(lambda: dataset.counts()[0] == 1)
-    assert not pool.wait(list(reader._window), 0.01)
-    assert pool.describe(list(reader._window)[1:]).endswith(
+    assert not pool.wait(list(reader._window._futures), 0.01)
+    assert pool.describe(list(reader._window._futures)[1:]).endswith(
         "is at step 0 of epoch 0 (samples [0]), before step 1 of epoch 0 (samples [1]), and has 2 more to do; "
         "of the 1 batches asked for after it 0 are done"
     )

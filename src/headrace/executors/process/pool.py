@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ from headrace.executors.link.wire import LIVENESS_S, MOST_DEATHS, MOST_FALSE_STA
 from headrace.executors.process.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
 from headrace.executors.process.peer import Peer, death_error, described, end_workers
 from headrace.memory.payload import Payload, receive
-from headrace.memory.slots import Ring, keep_freed_memory
+from headrace.memory.slots import Mapping, Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
 from headrace.randomness import accelerated
 from headrace.system.interrupts import Interruptible, InterruptsHeld
@@ -99,6 +99,7 @@ class _ProcessPool(Pool):
         self._remark = ""  # why the pool does not replace workers any more; a note for the errors about their deaths
         self._submitted = 0
         self._lender = Lender()
+        self._pin: Callable[[Mapping], None] | None = None
         self._poll = select.poll()  # directly: `selectors` would double the time of a wait
         self._by_descriptor: dict[int, Peer] = {}
         self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
@@ -117,6 +118,11 @@ class _ProcessPool(Pool):
         except BaseException:
             self.close()
             raise
+
+    def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
+        self._pin = pin
+        for peer in self._peers:
+            peer.loans.pin = pin
 
     def launch(self) -> None:
         with InterruptsHeld():
@@ -141,6 +147,7 @@ class _ProcessPool(Pool):
         peer = Peer(worker, self._new_process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
         _processes.add(peer.process)
         peer.ready = payload is None
+        peer.loans.pin = self._pin
         self._peers[worker : worker + 1] = [peer]  # appended, or in place of a lost one
         self._unstarted.append((peer, [worker_end, worker_fds]))
         self._poll.register(rank_end, select.POLLIN)
@@ -205,6 +212,9 @@ class _ProcessPool(Pool):
                 return False
             if not self._pump(left):
                 self._check_workers()
+
+    def poll(self) -> None:
+        self._pump(0)
 
     def _pump(self, timeout_s: float) -> bool:
         """Send and receive until something was sent or received, or the time is over; return whether something was."""

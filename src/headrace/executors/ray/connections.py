@@ -1,7 +1,7 @@
 """The rank's sockets to workers on its own host, and the selector that waits for them and for events."""
 
 import selectors
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.executors.link.lending import Lender
@@ -9,6 +9,7 @@ from headrace.executors.link.wire import Wire
 from headrace.executors.ray.events import EventQueue
 from headrace.executors.ray.listener import Listener
 from headrace.executors.ray.peer import RayFuture, RayPeer
+from headrace.memory.slots import Mapping
 
 
 class Connections:
@@ -21,11 +22,13 @@ class Connections:
 
     Attributes:
         address: The listener's name; "" if there is none.
+        pin: Called with each slot that is mapped, if it is not None.
     """
 
     def __init__(self, events: EventQueue, shared_memory: bool) -> None:
         self._listener = Listener(shared_memory)
         self.address = self._listener.address
+        self.pin: Callable[[Mapping], None] | None = None
         self._lender = Lender()
         self._wires: list[Wire] = []
         self._selector = selectors.DefaultSelector()
@@ -51,6 +54,7 @@ class Connections:
         ends = self._listener.pair(peer.ident) if peer.setup_result is not None and peer.wire is None else None
         if ends is not None:
             peer.wire = Wire(*ends, peer.receive_answer)
+            peer.wire.loans.pin = self.pin
             self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
             self._wires.append(peer.wire)
             peer.up = True

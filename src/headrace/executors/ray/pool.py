@@ -20,7 +20,7 @@ from headrace.executors.ray.dispatch import Dispatcher, hedge
 from headrace.executors.ray.events import CopiedSlots, Copier, Event, EventQueue
 from headrace.executors.ray.idle import IDLE_ACTORS
 from headrace.executors.ray.peer import RayFuture, RayPeer, describe_end
-from headrace.memory.slots import BufferPool, keep_freed_memory
+from headrace.memory.slots import BufferPool, Mapping, keep_freed_memory
 from headrace.system.interrupts import InterruptsHeld
 from headrace.types import Task
 from headrace.worker.work import Work
@@ -189,6 +189,10 @@ class RayPool(Pool):
                 future.resolve_later(self._raise_final)
         self._dispatcher.queue.clear()
 
+    def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
+        """Pin the slots of workers on this machine, and the buffers for batches of others."""
+        self._connections.pin = self._buffers.pin = pin
+
     # Tasks.
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
@@ -284,6 +288,10 @@ class RayPool(Pool):
                         hedge(overdue, self._peers)
                         self._send(self._peers)
         return True
+
+    def poll(self) -> None:
+        """Receive what has come from the workers, without waiting."""
+        self._pump(0)
 
     def _pump(self, timeout_s: float) -> None:
         """Wait for events, handle them, and deal tasks."""

@@ -53,6 +53,7 @@ class ThreadExecutor(Executor):
     (`torch.random.fork_rng`) is not noticed and draws wrong numbers in threads. Such a dataset needs processes.
     """
 
+    copies = False
     ignores = ("multiprocessing_context",)
 
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:

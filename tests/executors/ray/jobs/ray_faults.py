@@ -115,7 +115,7 @@ def wait_for_workers(reader: Any) -> None:
 
 
 def first_undone(reader: Any) -> Any:
-    return next((one for one in reader._window if not one.done()), reader._window[-1])
+    return next((one for one in reader._window._futures if not one.done()), reader._window._futures[-1])
 
 
 def node_added(cluster: Cluster) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Copying batches to an accelerator while the previous ones are in use."""
