@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch._utils import cpu_count
 
+from benchmarks.device import device
 from benchmarks.first_batch import first_batch
 from benchmarks.local import start, transfer
 from benchmarks.memory import memory
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "storage": storage,
     "packed": packed,
     "shards": shards,
+    "device": device,
     "stage_times": stage_times,
     "resume": resume,
     "recovery": recovery,
