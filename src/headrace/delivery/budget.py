@@ -25,8 +25,8 @@ class Budget:
     """A limit on what a rank's loaders compute ahead, for one loader or several: training and evaluation, for example.
 
     Each loader may use an equal part of the bytes. How large a batch will be is known only when it is there, so a batch
-    that was asked for counts as much as the largest of the last 128. One batch is always allowed. The first one is
-    asked for alone.
+    that was asked for counts as much as the largest of the last 128. The first one is asked for alone; when n batches
+    have come that n could be asked for, it is n + 1, as far as the bytes allow. One batch is always allowed.
 
     Args:
         max_bytes: Bytes of batches that were asked for and not delivered yet, of all loaders together, >= 1.
@@ -80,6 +80,7 @@ class Share:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._sizes: deque[int] = deque(maxlen=_RECENT)
+        self._most, self._since = 1, 0  # how many batches may be asked for, and how many have come since
         self._windows = Living[Asking]()
 
     def watch(self, window: "Asking") -> None:
@@ -93,6 +94,13 @@ class Share:
     def note(self, size: int) -> None:
         """Note the size of a batch that has come, in bytes."""
         self._sizes.append(size)
+        self._since += 1
+        if self._since == self._most:
+            self._most, self._since = self._most + 1, 0
+
+    def most_mapped(self) -> int:
+        """Return how many bytes may be mapped for batches: the loader's part, and the batch that the user has."""
+        return self._budget.part_bytes() + int(max(self._sizes, default=0) * _SLOT_GROWTH)
 
     def room(self, asked: int) -> int:
         """Count the batches that may be asked for now.
@@ -103,7 +111,7 @@ class Share:
         budget, allowed = self._budget, 1
         if self._sizes:
             each = max(1, *self._sizes) * _SLOT_GROWTH
-            allowed = max(1, int(budget.part_bytes() / each))
+            allowed = max(1, min(self._most, int(budget.part_bytes() / each)))
         room = allowed - asked
         if budget.cpus is not None and room > 0:
             own = self.computing()

@@ -74,6 +74,13 @@ class Pool(Droppable, ABC):
     def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
         """Call a function with all memory that is mapped from now on, before a batch in it is delivered."""
 
+    def limit_slots(self, limit: Callable[[], int]) -> None:
+        """Keep no spare memory for batches where that which is mapped exceeds a limit.
+
+        Args:
+            limit: Returns the limit, in bytes.
+        """
+
     def open_stream(self, number: int, epoch: int) -> None:
         """Begin pass `number` over an iterable dataset now, if the caller's thread reads it; workers begin it late."""
 

@@ -139,6 +139,8 @@ def _reader(
     """Make the reader of a pass."""
     delivery, transfer = _delivery(loader, executor, link), _transfer(loader)
     _pin_slots(loader, pool, delivery, transfer)
+    if delivery.demand.share is not None:
+        pool.limit_slots(delivery.demand.share.most_mapped)
     return Reader(pool, reading, delivery, loader._meter, keep_pool=persistent, transfer=transfer)
 
 

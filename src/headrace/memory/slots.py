@@ -272,11 +272,13 @@ class Loans:
         dropped, self._dropped = self._dropped, []
         return back, dropped
 
-    def drop(self) -> None:
-        """Unmap a spare slot."""
+    def drop(self) -> int:
+        """Unmap a spare slot; return its size in bytes."""
         slot = self.spare.popleft().slot
-        del self._slots[slot], self._watched[slot]
+        size = self._slots.pop(slot).size
+        del self._watched[slot]
         self._dropped.append(slot)
+        return size
 
     def forget(self, slot: int) -> None:
         """Unmap a slot that the worker has given up."""
@@ -328,12 +330,13 @@ class BufferPool:
         spare: The number of unused buffers that are kept.
 
     Attributes:
+        spare: The same.
         pin: Called with each new buffer, if it is not None.
     """
 
     def __init__(self, spare: int) -> None:
         self.pin: Callable[[Mapping], None] | None = None
-        self._spare = spare
+        self.spare = spare
         self._buffers: dict[int, tuple[Mapping, _LeaseReference]] = {}
         self._returned: deque[_LeaseReference] = deque()  # filled from any thread
         self._count = 0
@@ -345,7 +348,7 @@ class BufferPool:
             SlotTooLarge: The system does not provide it.
         """
         wanted, mapping = _rounded(size), None
-        while self._returned and (mapping is None or len(self._returned) > self._spare):
+        while self._returned and (mapping is None or len(self._returned) > self.spare):
             buffer, _ = self._buffers.pop(self._returned.popleft().slot)
             if wanted <= buffer.size <= 4 * wanted:
                 mapping = buffer

@@ -1,6 +1,6 @@
 """Which slots of shared memory go back to the workers of a pool, and which are dropped."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.executors.link.wire import Loan, Wire
 
@@ -9,9 +9,14 @@ _SPARE_AFTER = 64
 
 
 class Lender:
-    """Decides which slots go back to the workers of a pool, and which are dropped."""
+    """Decides which slots go back to the workers of a pool, and which are dropped.
+
+    Attributes:
+        limit: Returns how many bytes of slots may be mapped before spare ones are dropped; None for no limit.
+    """
 
     def __init__(self) -> None:
+        self.limit: Callable[[], int] | None = None
         self._tasks = 0
         self._unneeded = 0  # slots that none of these tasks needed
 
@@ -31,6 +36,8 @@ class Lender:
         """
         self._tasks += new
         back, dropped = wire.loans.lend(tasks, new)
+        if self.limit is not None:
+            self._keep(self.limit(), new - len(back), wires)
         spare = 0
         for one in wires:
             spare += len(one.loans.spare)
@@ -45,3 +52,10 @@ class Lender:
             max(wires, key=lambda one: len(one.loans.spare)).loans.drop()
             surplus -= 1
         return back, dropped
+
+    def _keep(self, limit: int, coming: int, wires: Sequence[Wire]) -> None:
+        """Drop spare slots above a limit in bytes, as if those that workers are about to make were mapped."""
+        sizes = [size for wire in wires for size in wire.loans.sizes()]
+        excess = sum(sizes) + coming * max(sizes, default=0) - limit
+        while excess > 0 and (holding := [wire for wire in wires if wire.loans.spare]):
+            excess -= max(holding, key=lambda wire: len(wire.loans.spare)).loans.drop()

@@ -124,6 +124,9 @@ class _ProcessPool(Pool):
         for peer in self._peers:
             peer.loans.pin = pin
 
+    def limit_slots(self, limit: Callable[[], int]) -> None:
+        self._lender.limit = limit
+
     def launch(self) -> None:
         with InterruptsHeld():
             try:

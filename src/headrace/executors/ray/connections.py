@@ -72,6 +72,10 @@ class Connections:
         """Send a worker tasks in one message, along with the slots that it may use again."""
         wire.hand(futures, self._lender.lend(wire, len(peer.unanswered), self._wires, len(futures)))
 
+    def limit_slots(self, limit: Callable[[], int]) -> None:
+        """Keep no spare slots where those that are mapped exceed a limit."""
+        self._lender.limit = limit
+
     def slot_sizes(self) -> list[int]:
         """Return the sizes of the slots that are mapped, in bytes."""
         return [size for wire in self._wires for size in wire.loans.sizes()]

@@ -193,6 +193,11 @@ class RayPool(Pool):
         """Pin the slots of workers on this machine, and the buffers for batches of others."""
         self._connections.pin = self._buffers.pin = pin
 
+    def limit_slots(self, limit: Callable[[], int]) -> None:
+        """Keep no spare slots above a limit, and at most one spare buffer."""
+        self._connections.limit_slots(limit)
+        self._buffers.spare = 1
+
     # Tasks.
 
     def submit(self, task: Task, worker: int | None = None) -> Future:
