@@ -1,7 +1,7 @@
 """The accelerators that batches are copied to: streams, events, copies, and pinned memory."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -61,7 +61,7 @@ class Backend(Protocol):
 
 
 class TorchBackend:
-    """An accelerator that torch knows.
+    """An accelerator that torch knows, with streams and pinned memory.
 
     Args:
         device: With its index.
@@ -127,18 +127,72 @@ class TorchBackend:
 @cache
 def _copy_stream(device: torch.device) -> Any:
     """Return one stream for each device: memory that was allocated for one stream is not reused for another."""
-    try:
-        return torch.Stream(device)
-    except (RuntimeError, NotImplementedError):
-        return None
+    return torch.Stream(device)
+
+
+class OneStreamBackend:
+    """An accelerator with one stream and without pinned memory, such as Apple's. The caller waits for each copy.
+
+    Args:
+        device: With its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def copy_stream(self) -> None:
+        """Return no stream."""
+
+    def current_stream(self) -> None:
+        """Return no stream."""
+
+    def queue_on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a block in which nothing is different."""
+        return nullcontext()
+
+    def record(self, stream: Any) -> Event:
+        """Return an event that has happened."""
+        return _HAPPENED
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Do nothing: nobody has to wait."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor."""
+        return tensor.to(self._device)
+
+    def move(self, value: Any) -> Any:
+        """Copy an object with a method `to`."""
+        return value.to(self._device)
+
+    def mark_used(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Do nothing: all work is on one stream."""
+
+    def is_capturing(self) -> bool:
+        """Return False."""
+        return False
+
+    def registrar(self) -> None:
+        """Return None."""
+
+
+class _Happened:
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+_HAPPENED = _Happened()
 
 
 def _none(_: torch.device) -> None:
     """Return no backend: batches are where they should be."""
 
 
-BACKENDS: dict[str, Callable[[torch.device], Backend | None]] = {"cpu": _none}
-"""How to make the backends of devices that are not torch's current accelerator, by the device's type."""
+BACKENDS: dict[str, Callable[[torch.device], Backend | None]] = {"cpu": _none, "mps": OneStreamBackend}
+"""How to make the backends of devices other than `TorchBackend`'s, by the device's type."""
 
 
 def backend_of(device: torch.device) -> Backend | None:
@@ -149,6 +203,6 @@ def backend_of(device: torch.device) -> Backend | None:
 def with_index(device: torch.device) -> torch.device:
     """Return a device with its index: without one, it is the current device of its type."""
     index: int | None = device.index
-    if index is not None or device.type in BACKENDS:
+    if index is not None or device.type == "cpu":
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

@@ -4,7 +4,6 @@ import os
 
 import torch
 
-from headrace.delivery.device.backends import BACKENDS
 from headrace.errors import bad_type, bad_value
 
 
@@ -25,7 +24,7 @@ def checked_device(device: object) -> torch.device:
         found = torch.device(device)
     except RuntimeError:
         bad_value("device", device, allowed, fix)
-    if found.type in BACKENDS:
+    if found.type == "cpu":
         return found
     if there is None or found.type != there.type or (found.index or 0) >= count:
         bad_value("device", device, allowed, fix)
@@ -39,7 +38,7 @@ def other_local_rank(device: torch.device) -> str:
         device: With its index.
     """
     local = os.environ.get("LOCAL_RANK", "")
-    if device.type in BACKENDS or not local.isdigit() or int(local) == device.index:
+    if device.type == "cpu" or not local.isdigit() or int(local) == device.index:
         return ""
     if int(local) >= torch.accelerator.device_count():
         return ""
