@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,7 @@ class ThreadBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.copies = 0
+        self._current: Any = None
 
     def copy_stream(self) -> ThreadStream:
         ThreadBackend.stream = ThreadBackend.stream or ThreadStream()
@@ -124,8 +125,13 @@ class ThreadBackend:
     def current_stream(self) -> None:
         """The caller's own thread is the stream: there what waits has to wait."""
 
-    def queue_on(self, stream: Any) -> Any:
-        return nullcontext()
+    @contextmanager
+    def queue_on(self, stream: Any) -> Iterator[None]:
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
 
     def record(self, stream: ThreadStream | None) -> Any:
         return _Reached() if stream is None else stream.record()
@@ -135,12 +141,8 @@ class ThreadBackend:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         self.copies += 1
-        if (
-            tensor.layout is not torch.strided
-            or not tensor.is_contiguous()
-            or tensor.requires_grad
-            or not tensor.nbytes
-        ):
+        plain = tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.requires_grad
+        if self._current is None or not plain or not tensor.nbytes:
             return tensor.clone()
         target = torch.empty_like(tensor)
         self.copy_stream().add(_Copy(tensor, target))
@@ -150,7 +152,8 @@ class ThreadBackend:
         return value.to("cpu")
 
     def mark_used(self, tensor: torch.Tensor, stream: None) -> None:
-        """Nothing is reused here."""
+        if tensor.layout is not torch.strided:
+            raise NotImplementedError("as on a GPU")
 
     def is_capturing(self) -> bool:
         return False
@@ -273,8 +276,10 @@ class SimulatedDevice:
     @contextmanager
     def queue_on(self, stream: str) -> Iterator[None]:
         before, self._current = self._current, stream
-        yield
-        self._current = before
+        try:
+            yield
+        finally:
+            self._current = before
 
     def record(self, stream: str) -> SimulatedEvent:
         event = SimulatedEvent(self)

@@ -1,12 +1,16 @@
 """What is asked for and staged in advance: for a device, over the end of an epoch, and within a budget."""
 
+import copy
+import multiprocessing
+import pickle
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as Torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from accelerators import ThreadBackend
 from headrace import Budget, DataLoader, DeliveryTimeout, prefetch_to_device
@@ -161,6 +165,43 @@ def test_prefetch_to_device_raises_errors_in_their_turn(accelerator: list[Thread
         next(reader)
 
 
+def test_prefetch_to_device_goes_on_after_an_error(accelerator: list[ThreadBackend], monkeypatch: Any) -> None:
+    reader = iter(prefetch_to_device([torch.tensor(number) for number in range(4)], "cpu"))
+    assert next(reader) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadBackend, "current_stream", lambda _: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+        with pytest.raises(torch.OutOfMemoryError):
+            next(reader)
+    assert [*reader] == [1, 2, 3]
+
+
+def test_warnings_come_without_workers_too(accelerator: list[ThreadBackend], monkeypatch: Any) -> None:
+    def copy(self: ThreadBackend, tensor: torch.Tensor) -> torch.Tensor:
+        if self._current is not None:
+            raise torch.OutOfMemoryError("full")
+        return tensor.clone()
+
+    monkeypatch.setattr(ThreadBackend, "copy", copy)
+    with pytest.warns(UserWarning, match="memory on cpu ran out") as caught:
+        assert (
+            torch.cat([batch for (batch,) in DataLoader(TensorDataset(torch.arange(6)), 2, device="cpu")]).sum() == 15
+        )
+    assert len(caught) == 1
+
+
+def test_what_cannot_be_marked_as_used_is_copied_when_it_is_handed_over(accelerator: list[ThreadBackend]) -> None:
+    data = [torch.eye(3).to_sparse() * number for number in range(5)]
+    batches = [*DataLoader(data, None, device="cpu", num_workers=1, seed=0)]
+    assert [batch.to_dense().sum() for batch in batches] == [0, 3, 6, 9, 12]
+
+
+def test_a_tensor_that_comes_twice_is_copied_once(accelerator: list[ThreadBackend]) -> None:
+    data = torch.zeros(3)
+    ((one, other),) = prefetch_to_device([(data, data)], "cpu")
+    assert one is other
+    assert one is not data
+
+
 def test_on_the_cpu_nothing_is_done() -> None:
     batches = [torch.zeros(2)]
     assert next(iter(prefetch_to_device(batches, "cpu"))) is batches[0]
@@ -245,7 +286,25 @@ class WithEpoch(FakeDataset):
         """Set what the samples are made of."""
 
 
-@pytest.mark.parametrize("options", [{"dataset": WithEpoch(6)}, {"persistent_workers": False}])
+class Told(FakeDataset):
+    """It can be told something through shared memory."""
+
+    def __init__(self, length: int, shared: Any) -> None:
+        super().__init__(length)
+        self.shared = shared
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dataset": WithEpoch(6)},
+        {"dataset": Subset(WithEpoch(9), range(6))},
+        {"dataset": Told(6, torch.zeros(1).share_memory_())},
+        {"dataset": Told(6, [multiprocessing.Value("i", 0)])},
+        {"persistent_workers": False},
+    ],
+    ids=["set_epoch", "of a part", "a shared tensor", "a shared value", "workers that end"],
+)
 def test_where_it_could_be_another_nothing_is_computed(options: dict[str, Any]) -> None:
     loader, executor = made(6, **({"persistent_workers": True} | options))
     reader = iter(loader)
@@ -316,37 +375,92 @@ def test_the_budget_bounds_what_is_asked_for_by_the_largest_batch_of_late() -> N
 def test_loaders_share_a_budget_in_equal_parts() -> None:
     budget = Budget(1200)
     one, executor = made(dataset=Sized(*[100] * 20), max_prefetch_bytes=budget, prefetch_factor=5)
-    one._share._most = 99
     reader = iter(one)
+    one._share._most = 99
     (pool,) = executor.pools
     run(reader, pool, 0, 1)
     assert outstanding(pool, 1) == 9
     other, _ = made(dataset=Sized(*[100] * 20), max_prefetch_bytes=budget)
-    run(reader, pool, 1, 6)
-    assert outstanding(pool, 7) == 4
+    run(reader, pool, 1, 1)
+    assert outstanding(pool, 2) == 9, "the other is not read yet"
+    iter(other)
+    run(reader, pool, 2, 6)
+    assert outstanding(pool, 8) == 4
     del other
-    run(reader, pool, 7, 1)
-    assert outstanding(pool, 8) == 9
+    run(reader, pool, 8, 1)
+    assert outstanding(pool, 9) == 9
 
 
 def test_loaders_share_cpus() -> None:
     budget = Budget(10**6, cpus=3)
     train, executor = made(dataset=Sized(*[100] * 20), max_prefetch_bytes=budget, prefetch_factor=4)
+    training = iter(train)
     train._share._most = 99
-    reader = iter(train)
-    (training,) = executor.pools
-    run(reader, training, 0, 1)
-    assert outstanding(training, 1) == 3
-    evaluation, executor = made(dataset=Sized(*[100] * 20), max_prefetch_bytes=budget, prefetch_factor=4)
-    evaluation._share._most = 99
-    evaluating = iter(evaluation)
     (pool,) = executor.pools
-    run(evaluating, pool, 0, 1)
-    assert outstanding(pool, 1) == 1, "one is always allowed, while the others are computed"
-    for number in range(1, 4):
-        training.complete(number)
-    run(evaluating, pool, 1, 1)
-    assert outstanding(pool, 2) == 3
+    run(training, pool, 0, 1)
+    assert outstanding(pool, 1) == 3
+    evaluation, executor = made(dataset=Sized(*[100] * 20), max_prefetch_bytes=budget, prefetch_factor=4)
+    evaluating = iter(evaluation)
+    evaluation._share._most = 99
+    (other,) = executor.pools
+    assert outstanding(other, 0) == 1, "one is always allowed"
+    run(evaluating, other, 0, 1)
+    assert outstanding(other, 1) == 3, "what the other asked for before is computed by now"
+    run(training, pool, 1, 1)
+    assert outstanding(pool, 2) == 2, "both are read"
+    run(evaluating, other, 1, 1)
+    assert outstanding(other, 2) == 2
+
+
+def test_copies_of_a_loader_share_its_budget() -> None:
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork", "seed": 0}
+    loader = DataLoader(Sized(*[100] * 6), max_prefetch_bytes=Budget(400), **options)
+    iter(loader)
+    copied = copy.deepcopy(loader)
+    assert copied.max_prefetch_bytes is loader.max_prefetch_bytes
+    assert copied._share is None
+    iter(copied)
+    assert loader._share._budget.part_bytes() == 200
+    assert pickle.loads(pickle.dumps(loader.max_prefetch_bytes)).part_bytes() == 400
+
+
+def test_two_readers_of_a_loader_have_one_share() -> None:
+    loader, executor = made(dataset=Sized(*[100] * 20), max_prefetch_bytes=400, persistent_workers=True)
+    reader = iter(loader)
+    loader._share._most = 99
+    (pool,) = executor.pools
+    run(reader, pool, 0, 1)
+    assert outstanding(pool, 1) == 2
+    iter(loader)
+    assert outstanding(pool, 1) == 3
+
+
+def test_the_limit_is_not_reached_where_it_is_large() -> None:
+    loader, executor = made(12, max_prefetch_bytes=10**12)
+    reader = iter(loader)
+    run(reader, executor.pools[0], 0, 12)
+    assert loader.stats().held_back == 0
+
+
+@dataclass
+class Batch:
+    data: torch.Tensor
+
+
+@pytest.mark.parametrize("form", [Batch, lambda data: data.to_sparse(), lambda data: {"a": [data]}])
+def test_threads_keep_a_budget_of_batches_of_any_form(form: Any) -> None:
+    data = [torch.ones(1000, dtype=torch.float32)] * 8
+    loader = DataLoader(
+        data,
+        1,
+        num_workers=2,
+        executor="thread",
+        collate_fn=lambda batch: form(batch[0]),
+        max_prefetch_bytes=9000,
+        prefetch_factor=4,
+    )
+    assert len([*loader]) == 8
+    assert [*loader._share._sizes] == [4000] * 8
 
 
 def test_the_next_epoch_counts_too() -> None:

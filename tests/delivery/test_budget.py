@@ -73,6 +73,6 @@ def test_a_share_grows_by_one_when_as_many_have_come_as_it_has() -> None:
     share = Budget(100 * 9 // 8 * 5).share()
     found = []
     for _ in range(20):
-        found.append(share.room(0))
+        found.append(share.room(99, 0, 0)[0])
         share.note(100)
     assert found == [1, 2, 2, 3, 3, 3, *[4] * 4, *[4] * 10]

@@ -53,6 +53,43 @@ def test_the_indices_are_the_batchs(options: dict[str, Any]) -> None:
         assert found.tolist() == np.atleast_1d(batch["index"]).tolist()
 
 
+class Refilled:
+    """Yields one list, filled anew for each batch."""
+
+    def __iter__(self) -> Any:
+        batch: list[int] = []
+        for first in range(0, 10, 2):
+            batch[:] = [first, first + 1]
+            yield batch
+
+    def __len__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_may_fill_its_list_anew(workers: int) -> None:
+    loader = DataLoader(FakeDataset(10), batch_sampler=Refilled(), num_workers=workers)
+    for batch in loader:
+        assert loader.last_indices is not None
+        assert loader.last_indices.tolist() == batch["index"].tolist()
+
+
+class HalfBroken(FakeDataset):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 2:
+            raise ValueError("broken")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_many_substitutes_in_a_batch(workers: int) -> None:
+    loader = DataLoader(HalfBroken(600), 300, seed=0, on_error="replace", num_workers=workers)
+    for batch in loader:
+        assert loader.last_indices is not None
+        assert loader.last_indices.tolist() == batch["index"].tolist()
+    assert loader.stats().replaced == 300
+
+
 def test_in_memory_rows_have_them_too() -> None:
     loader = DataLoader(TensorDataset(torch.arange(10)), 3, shuffle=True)
     for (batch,) in loader:

@@ -1,8 +1,7 @@
 """`Budget`: how much memory, and how many CPUs, loaders may use for batches that nobody has received yet."""
 
-import weakref
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.errors import whole_number
 from headrace.system.interrupts import Living
@@ -14,24 +13,18 @@ _SLOT_GROWTH = 9 / 8
 """How much larger a slot of shared memory may be than the batches that it is made for."""
 
 
-class Asking(Protocol):
-    """What asks for batches in advance."""
-
-    def computing(self) -> int:
-        """Count the batches that are asked for and not there yet."""
-
-
 class Budget:
     """A limit on what a rank's loaders compute ahead, for one loader or several: training and evaluation, for example.
 
-    Each loader may use an equal part of the bytes. How large a batch will be is known only when it is there, so a batch
-    that was asked for counts as much as the largest of the last 128. The first one is asked for alone; when n batches
-    have come that n could be asked for, it is n + 1, as far as the bytes allow. One batch is always allowed.
+    Each loader that has workers and was iterated may use an equal part of the bytes. How large a batch will be is known
+    only when it is there, so a batch that was asked for counts as much as the largest of the last 128. The first one is
+    asked for alone; when n batches have come that n could be asked for, it is n + 1, as far as the bytes allow. One
+    batch is always allowed.
 
     Args:
         max_bytes: Bytes of batches that were asked for and not delivered yet, of all loaders together, >= 1.
-        cpus: How many batches of all loaders together are computed at a time, >= 1; None for no limit. A loader that
-            computes none may always compute one.
+        cpus: How many batches of all loaders together are computed at a time, >= 1; None for no limit. Of a loader that
+            is not being read, what it has asked for before does not count. One batch is always allowed.
 
     Raises:
         TypeError: An argument is no integer.
@@ -46,13 +39,17 @@ class Budget:
     def __init__(self, max_bytes: int, cpus: int | None = None) -> None:
         self.max_bytes = whole_number("max_bytes", max_bytes, low=1, fix="Leave it out for no limit.")
         self.cpus = None if cpus is None else whole_number("cpus", cpus, low=1, fix="Leave it out for no limit.")
-        self._shares: weakref.WeakSet[Share] = weakref.WeakSet()
+        self._shares = Living[Share]()
+        self._turn = 0
 
     def __repr__(self) -> str:
         return f"Budget({self.max_bytes}{'' if self.cpus is None else f', cpus={self.cpus}'})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Budget, (self.max_bytes, self.cpus)  # a copy elsewhere is for the loaders there
+        return Budget, (self.max_bytes, self.cpus)  # in another process it is for the loaders there
+
+    def __deepcopy__(self, memo: Any) -> "Budget":
+        return self  # copied loaders share it, too
 
     def share(self) -> "Share":
         """Return the part of one more loader."""
@@ -62,34 +59,34 @@ class Budget:
 
     def part_bytes(self) -> int:
         """Return the bytes that each loader may use."""
-        return self.max_bytes // max(1, len(self._shares))
+        return self.max_bytes // max(1, sum(1 for _ in self._shares))
 
-    def computing(self) -> int:
-        """Count the batches that all loaders compute."""
-        return sum(share.computing() for share in self._shares)
+    def take_turn(self, share: "Share") -> int:
+        """Count the batches that other loaders compute, of those that have asked since this one did."""
+        before, share.turn = share.turn, self._turn
+        self._turn += 1
+        return sum(other.computing for other in self._shares if other is not share and other.turn >= before)
 
 
 class Share:
-    """One loader's part of a budget.
+    """One loader's part of a budget. Other loaders, perhaps in other threads, only read its numbers.
 
     Args:
         budget: The budget.
 
+    Attributes:
+        computing: How many batches the loader computed when it last asked.
+        turn: When that was, as the budget counts.
+        windows: What asks for its batches: one for each reader.
     """
 
     def __init__(self, budget: Budget) -> None:
+        self.computing = 0
+        self.turn = 0
+        self.windows = Living[Any]()
         self._budget = budget
         self._sizes: deque[int] = deque(maxlen=_RECENT)
         self._most, self._since = 1, 0  # how many batches may be asked for, and how many have come since
-        self._windows = Living[Asking]()
-
-    def watch(self, window: "Asking") -> None:
-        """Count the batches that a window has asked for, too, as long as it lives."""
-        self._windows.add(window)
-
-    def computing(self) -> int:
-        """Count the batches that the loader computes."""
-        return sum(window.computing() for window in self._windows)
 
     def note(self, size: int) -> None:
         """Note the size of a batch that has come, in bytes."""
@@ -102,18 +99,20 @@ class Share:
         """Return how many bytes may be mapped for batches: the loader's part, and the batch that the user has."""
         return self._budget.part_bytes() + int(max(self._sizes, default=0) * _SLOT_GROWTH)
 
-    def room(self, asked: int) -> int:
-        """Count the batches that may be asked for now.
+    def room(self, wanted: int, asked: int, computing: int) -> tuple[int, bool]:
+        """Count the batches that may be asked for now; tell also whether bytes or CPUs allow fewer than are wanted.
 
         Args:
-            asked: How many batches were asked for and not delivered.
+            wanted: How many would be asked for without a budget.
+            asked: How many were asked for and not delivered.
+            computing: How many of them are not there yet.
         """
-        budget, allowed = self._budget, 1
+        budget, fit = self._budget, 1
         if self._sizes:
-            each = max(1, *self._sizes) * _SLOT_GROWTH
-            allowed = max(1, min(self._most, int(budget.part_bytes() / each)))
-        room = allowed - asked
-        if budget.cpus is not None and room > 0:
-            own = self.computing()
-            room = min(room, max(budget.cpus - budget.computing(), 1 - own))
-        return max(0, room)
+            fit = max(1, int(budget.part_bytes() / (max(1, *self._sizes) * _SLOT_GROWTH)))
+        room, limited = min(wanted, fit - asked, self._most - asked), bool(self._sizes) and fit - asked < wanted
+        if budget.cpus is not None:
+            free = max(budget.cpus - computing - budget.take_turn(self), 1 - computing)
+            room, limited = min(room, free), limited or free < wanted
+            self.computing = computing + max(0, room)
+        return max(0, room), limited

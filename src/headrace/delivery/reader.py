@@ -72,6 +72,8 @@ class Reader(Droppable, Iterator[Any]):
     def restart(self, reading: Pass, transfer: Transfer | None = None) -> None:
         """Begin a pass with the same workers; their unanswered tasks of the pass before are dropped."""
         self._end(finished=False)
+        if self._transfer is not None:
+            self._transfer.close()
         self._transfer = transfer
         self._transforms = self._delivery.transforms + (() if transfer is None else (transfer.start,))
         self._pass = reading
@@ -168,6 +170,7 @@ class Reader(Droppable, Iterator[Any]):
     def _compute(self, direct: Worker) -> None:
         """Compute as many batches in the caller's thread as are wanted, and stage them. Every microsecond counts."""
         staging, transforms, window = self._staging, self._transforms, self._window
+        notes = self._delivery.remarks
         staged = staging.batches
         try:
             for task in window.tasks:  # faster than next()
@@ -195,6 +198,8 @@ class Reader(Droppable, Iterator[Any]):
                         window.number = number + 1
                     if direct.remarks:
                         self._heed(direct.remarks)
+                    if notes:
+                        self._heed(notes)
                 if len(staged) >= staging.wanted:
                     return
             staging.end()
@@ -282,6 +287,8 @@ class Reader(Droppable, Iterator[Any]):
 
     def _finish(self) -> NoReturn:
         self._end(finished=True)
+        if self._transfer is not None:
+            self._transfer.close()
         if not self._keep_pool:
             self._shutdown_workers()
         raise StopIteration
@@ -303,7 +310,6 @@ class Reader(Droppable, Iterator[Any]):
             observer.ended(finished)
         if self._transfer is not None:
             self._staging.batches.clear()
-            self._transfer.close()
 
     def _shutdown_workers(self) -> None:
         with InterruptsHeld():
@@ -335,6 +341,10 @@ class Reader(Droppable, Iterator[Any]):
 
     def _dropped(self) -> None:
         if hasattr(self, "_delivered"):
-            with InterruptsHeld():
-                self._end(finished=False)
-            self._shutdown_workers()
+            try:
+                with InterruptsHeld():
+                    self._end(finished=False)
+                if self._transfer is not None:
+                    self._transfer.close()
+            finally:
+                self._shutdown_workers()

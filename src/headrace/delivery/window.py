@@ -1,7 +1,7 @@
 """The window: the futures of batches that were asked for in advance, in the order in which they are delivered."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -12,9 +12,9 @@ from headrace.executors.base import Pool
 from headrace.executors.future import Future
 from headrace.progress.base import Pass
 from headrace.system.interrupts import InterruptsHeld
-from headrace.telemetry.spans import span
+from headrace.telemetry.spans import profiled, span
 from headrace.telemetry.stats import Meter
-from headrace.types import Task
+from headrace.types import IndexTask, Task
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class Window:
     ) -> None:
         self.number = 0
         self._pool = pool
-        self._demand = demand
+        self._ahead, self._in_order, self._in_turn = demand.ahead, demand.in_order, demand.in_turn
+        self._of_streams, self._quick = demand.streams, demand.quick_tasks
+        self._timeout_s, self._share = demand.timeout_s, demand.share
         self._staging = staging
         self._meter = meter
         self._size = reading.size
@@ -75,7 +77,7 @@ class Window:
         self._following = reading.following()
         self.tasks = self._take_early(reading, tasks)
         if demand.share is not None:
-            demand.share.watch(self)
+            demand.share.windows.add(self)
         # Passes that begin one after another without reading must not accumulate tasks.
         if pool.owed <= demand.ahead:
             self._fill()
@@ -94,7 +96,7 @@ class Window:
 
     def _fill(self) -> None:
         self._filled = True
-        for _ in range(self._demand.ahead - len(self._futures)):
+        for _ in range(self._ahead - len(self._futures) if self._share is None else 1):
             self.ask()
 
     def ask(self, done: Future | None = None, staged: Staged | None = None, least: int = 0) -> None:
@@ -108,10 +110,9 @@ class Window:
             staged: Its batch, which is staged at the same time.
             least: How many batches are asked for whatever the budget.
         """
-        quick, share, count = self._demand.quick_tasks, self._demand.share, 1
-        if share is not None:
-            count = max(least, self._room(share, done))
-            self._meter.held_back += count < 1
+        quick, count = self._quick, 1
+        if self._share is not None:
+            count = max(least, self._room(self._share, done))
         # An interrupt ends a generator for good. The user's sampler may be interrupted all the same, but a task that it
         # has yielded must not be lost.
         if count and not quick:
@@ -134,13 +135,12 @@ class Window:
             self._task = next(self.tasks, None)
 
     def _submit(self, task: Task) -> None:
-        pool, demand = self._pool, self._demand
-        worker = None
-        if demand.in_turn:
+        pool, worker = self._pool, None
+        if self._in_turn:
             while (worker := self._turn % pool.workers) not in self._streams:
                 self._turn += 1
             self._turn += 1
-        elif demand.streams:
+        elif self._of_streams:
             worker = self._least_loaded()
         future = pool.submit(task, worker)
         if worker is not None:
@@ -148,6 +148,8 @@ class Window:
         self._append(future, task)
 
     def _append(self, future: Future, task: Task) -> None:
+        if not self._quick and type(task) is IndexTask and type(task.index) is list:
+            task = IndexTask([*task.index])  # a sampler may fill its list anew
         future.asked = task
         future.samples = self._size(task)
         future.number = self.number
@@ -164,15 +166,21 @@ class Window:
 
     def _room(self, share: Share, done: Future | None) -> int:
         """Count the batches that may be asked for now: by the budget, and as many as are kept outstanding."""
-        asked = len(self._futures) + len(self._pool.early)
-        return min(self._demand.ahead - asked + (done is not None), share.room(asked + len(self._staging.batches)))
+        early = [future for _, future in self._pool.early]
+        wanted = self._ahead - len(self._futures) - len(early) + (done is not None)
+        asked = [*early, *(future for window in share.windows for future in window.asked())]
+        staged = sum(len(window.staged()) for window in share.windows)
+        room, limited = share.room(wanted, len(asked) + staged, sum(not future.done() for future in asked))
+        self._meter.held_back += limited and done is not None
+        return room
 
-    def computing(self) -> int:
-        """Count the tasks that the workers have not answered."""
-        asked = [*self._futures, *(future for _, future in self._pool.early)]
-        if not all(future.done() for future in asked):
-            self._pool.poll()
-        return sum(not future.done() for future in asked)
+    def asked(self) -> Collection[Future]:
+        """Return the futures."""
+        return self._futures
+
+    def staged(self) -> Collection[Staged]:
+        """Return the batches that have left the window and are not delivered."""
+        return self._staging.batches
 
     def next_done(self) -> Future | None:
         """Wait until the next future to be delivered is done, and return it; None if there is none.
@@ -184,25 +192,26 @@ class Window:
             self._fill()
         futures = self._futures
         if not futures:
-            if self._demand.share is not None:
+            if self._share is not None:
                 self.ask(least=1)
             if not futures:
                 return None
-        candidates, limit_s = self._candidates(), self._demand.timeout_s
-        with span("headrace: wait for a batch"):
-            if not self._pool.wait(candidates, limit_s or None):
-                raise _late(limit_s, self._pool.describe(futures))
-        return candidates[0] if len(candidates) == 1 else next(filter(Future.done, candidates))
+        candidates = [futures[0]] if self._in_order else list(futures)
+        if profiled():
+            with span("headrace: wait for a batch"):
+                came = self._pool.wait(candidates, self._timeout_s or None)
+        else:
+            came = self._pool.wait(candidates, self._timeout_s or None)
+        if not came:
+            raise _late(self._timeout_s, self._pool.describe(futures))
+        return candidates[0] if self._in_order else next(filter(Future.done, candidates))
 
     def has_next(self) -> bool:
         """Tell whether the next future to be delivered is done, without waiting for it."""
-        if not any(future.done() for future in self._candidates()):
+        candidates = [*islice(self._futures, 1 if self._in_order else None)]
+        if candidates and not any(map(Future.done, candidates)):
             self._pool.poll()
-        return any(future.done() for future in self._candidates())
-
-    def _candidates(self) -> Sequence[Future]:
-        """Return the futures of which one is delivered next."""
-        return [*islice(self._futures, 1)] if self._demand.in_order else list(self._futures)
+        return any(map(Future.done, candidates))
 
     def drop(self, future: Future) -> None:
         """Remove a future whose batch is not staged."""

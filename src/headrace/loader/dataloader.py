@@ -168,7 +168,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         self._remarks: list[Any] = []  # warnings about the delivery, until a reader shows them
         self._transfer: Any = None
         self._pinning: Any = None
-        self._share = options.share_of(max_prefetch_bytes)
+        self._share: Any = None
         self._source = Source(
             kind=kind,
             dataset=self.dataset,
@@ -262,8 +262,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         return options.described(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"_iterator": None, "_transfer": None, "_pinning": None, "_remarks": []}
-        return vars(self) | own | {"_share": options.share_of(self.max_prefetch_bytes)}  # a copy has workers of its own
+        # A copy has workers of its own, and all that belongs to them.
+        return vars(self) | dict.fromkeys(("_iterator", "_transfer", "_pinning", "_share")) | {"_remarks": []}
 
     def verify(self) -> None:
         """Check that all ranks are about to read the same epoch of the same data, each its own share of it.

@@ -33,7 +33,7 @@ def _planned(reading: PlanPass, task: PlanTask, meter: Meter) -> NDArray[np.int6
     plan = reading.plan
     positions = plan.positions(*task)
     found = np.array(plan.indices(task.epoch, positions), np.int64)
-    for one in meter.replacements():
+    for one in meter.latest:
         if one.epoch == task.epoch:
             found[positions == one.position] = one.substitute
     return found

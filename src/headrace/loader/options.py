@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from headrace.datasets.deferred import Deferred
-from headrace.delivery.budget import Budget, Share
+from headrace.delivery.budget import Budget
 from headrace.delivery.device.choice import checked_device
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
@@ -134,21 +134,9 @@ def check(loader: Any, own_sampler: bool) -> None:
     if loader.device is not None:
         checked_device(loader.device)
     whole_number("device_prefetch", loader.device_prefetch, fix="1 copies one batch while another is in use.")
-
-
-def share_of(limit: object) -> Share | None:
-    """Return a new loader's part of the budget that its `max_prefetch_bytes` names; None without a limit.
-
-    Raises:
-        TypeError: It is no integer and no `Budget`.
-        ValueError: It is < 1.
-    """
-    if limit is None:
-        return None
-    if not isinstance(limit, Budget):
+    if loader.max_prefetch_bytes is not None and not isinstance(loader.max_prefetch_bytes, Budget):
         fix = "Pass a number of bytes, or a headrace.Budget that several loaders share."
-        limit = Budget(whole_number("max_prefetch_bytes", limit, low=1, fix=fix))
-    return limit.share()
+        whole_number("max_prefetch_bytes", loader.max_prefetch_bytes, low=1, fix=fix)
 
 
 def _check_order(order: object, dataset: Any) -> None:

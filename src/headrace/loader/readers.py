@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 
-from headrace.delivery.device.backends import Backend, backend_of, with_index
+from headrace.datasets.sharing import learns_of_epochs
+from headrace.delivery.budget import Budget, Share
+from headrace.delivery.device.backends import backend_of, with_index
 from headrace.delivery.device.choice import other_local_rank
 from headrace.delivery.device.transfer import Transfer
 from headrace.delivery.pin import pin_function
@@ -46,16 +47,17 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
     """Begin a pass over the plan. Readers are independent of each other, and share persistent workers."""
     plan = loader._source.plan()
     loader._schedule.begin()
-    runs_on = persistent and executor.copies and not callable(getattr(loader.dataset, "set_epoch", None))
-    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches, runs_on)
-    link = loader._link(lambda: reading.steps, plan.remainder(reading.start.epoch, reading.start.samples))
-    reading.observers = () if link is None else (link,)
     pool = loader._iterator if persistent else None
     if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
         loader._iterator = pool = None  # the old workers end before new ones start
         pool = _start(loader, executor, plan=plan, base_seed=plan.seed % 2**63)
+        # What the dataset may learn of an epoch would come too late for batches that are computed before it.
+        pool.runs_on = persistent and executor.copies and not learns_of_epochs((loader.dataset, loader.collate_fn))
         if persistent:
             loader._iterator = pool
+    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches, pool.runs_on)
+    link = loader._link(lambda: reading.steps, plan.remainder(reading.start.epoch, reading.start.samples))
+    reading.observers = () if link is None else (link,)
     return _reader(loader, executor, pool, reading, link, persistent)
 
 
@@ -138,7 +140,7 @@ def _reader(
 ) -> Reader:
     """Make the reader of a pass."""
     delivery, transfer = _delivery(loader, executor, link), _transfer(loader)
-    _pin_slots(loader, pool, delivery, transfer)
+    _pin_slots(loader, pool, transfer)
     if delivery.demand.share is not None:
         pool.limit_slots(delivery.demand.share.most_mapped)
     return Reader(pool, reading, delivery, loader._meter, keep_pool=persistent, transfer=transfer)
@@ -160,21 +162,27 @@ def _transfer(loader: Any) -> Transfer | None:
     return transfer
 
 
-def _pin_slots(loader: Any, pool: Pool, delivery: Delivery, transfer: Transfer | None) -> None:
-    """Let the shared memory of batches be pinned, where batches are pinned or copied to a device."""
-    if loader._pinning is None:
-        backend: Backend | None = None
-        if transfer is not None:
-            backend = transfer.backend
-        elif pin_memory in delivery.transforms:
-            accelerator = torch.accelerator.current_accelerator()
-            assert accelerator is not None
-            backend = backend_of(with_index(accelerator))
-        registrar = None if backend is None else backend.registrar()
-        if registrar is None:
-            return
+def _pin_slots(loader: Any, pool: Pool, transfer: Transfer | None) -> None:
+    """Let the shared memory of batches be pinned where a `Transfer` copies them, and holds them until that has ended.
+
+    Elsewhere the user may copy a batch, on any stream, and drop it before the copy has ended. Torch's own pinned memory
+    knows of such copies; a slot would go back to its worker too early.
+    """
+    if transfer is None:
+        return
+    if loader._pinning is None and (registrar := transfer.backend.registrar()) is not None:
         loader._pinning = Pinning(registrar, loader._remarks.append)
-    pool.pin_slots(loader._pinning)
+    if loader._pinning is not None:
+        pool.pin_slots(loader._pinning)
+
+
+def _share(loader: Any) -> Share | None:
+    """Return the loader's part of the budget that its `max_prefetch_bytes` names; None without a limit."""
+    limit = loader.max_prefetch_bytes
+    if loader._share is None and limit is not None:
+        loader._share = (limit if isinstance(limit, Budget) else Budget(limit)).share()
+    share: Share | None = loader._share
+    return share
 
 
 def _kept(loader: Any, reader: Reader, persistent: bool) -> Reader:
@@ -252,7 +260,7 @@ def _delivery(loader: Any, executor: Executor, link: AccelerateLink | None) -> D
             streams=streams,
             quick_tasks=loader._source.kind is not Kind.SAMPLER,
             timeout_s=loader.timeout,
-            share=loader._share if executor.prefetches else None,
+            share=_share(loader) if executor.prefetches else None,
         ),
         transforms=tuple(one for one in transforms if one is not None),
         staged_ahead=int(streams and link is not None),  # only the next batch tells whether a stream's is the last

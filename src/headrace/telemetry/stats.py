@@ -35,8 +35,8 @@ class Stats:
             replaced all.
         slots: Slots of shared memory that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
-        held_back: How often no batch was asked for in advance although its turn had come, since `max_prefetch_bytes`
-            was reached.
+        held_back: How often fewer batches were asked for in advance than `prefetch_factor` says, since
+            `max_prefetch_bytes` was reached.
         replaced: Samples that were replaced by others, since they could not be fetched (`on_error="replace"`).
         replacements: The last 100 of them, the oldest first.
         read_s: Time that workers spent on reading the samples of these batches, in seconds. Where a dataset has only
@@ -91,12 +91,14 @@ class Meter:
         gathered_s: The part of `wait_s` in which the caller's own thread gathered batches, in seconds; it is not in
             the meter's `wait_s`.
         last: The pass of the batch that was delivered last, and its task; None before the first.
+        latest: The replacements of the last step that had some.
     """
 
     def __init__(self) -> None:
         self.batches = self.samples = self.received_bytes = self.restarts = self.held_back = self.replaced = 0
         self.transport_s = self.wait_s = self.elapsed_s = self.gathered_s = 0.0
         self.last: tuple[Any, Any] | None = None
+        self.latest: list[Replaced] = []
         self._stages: list[Packed] = [NO_TIMES]  # first a sum, then those of batches that are not summed yet
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
@@ -128,12 +130,11 @@ class Meter:
     def record(self, replaced: Replaced) -> None:
         """Count a sample that was replaced, keep its details, and log it as a warning."""
         self.replaced += 1
+        if self.latest and (self.latest[0].epoch, self.latest[0].step) != (replaced.epoch, replaced.step):
+            self.latest = []
+        self.latest.append(replaced)
         self._replacements.append(replaced)
         _log.warning("%s", replaced)
-
-    def replacements(self) -> tuple[Replaced, ...]:
-        """Return the last replacements, the oldest first."""
-        return tuple(self._replacements)
 
     def _note_restarted(self) -> None:
         self.restarts += 1
@@ -144,11 +145,11 @@ class Meter:
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         counts |= self._sum_stages()._asdict()
-        del counts["last"]
+        del counts["last"], counts["latest"]
         gathered_s = counts.pop("gathered_s")
         counts["read_s"] += gathered_s
         counts["wait_s"] += gathered_s
-        return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=self.replacements())
+        return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_pool": None, "last": None}

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader as Torch
 from torch.utils.data import Dataset, TensorDataset
 
 from headrace import DataLoader, prefetch_to_device
+from headrace.delivery.device.backends import TorchBackend
 from waiting import wait_until
 
 pytestmark = [
@@ -64,12 +65,34 @@ def test_a_copy_ends_while_the_callers_stream_is_busy() -> None:
     assert [batch[:, 0].tolist() for batch in batches] == [[4.0 * n + i for i in range(4)] for n in (1, 2, 3)]
 
 
-def test_pinned_batches_lie_in_the_workers_slots() -> None:
-    reader = iter(DataLoader(Rows(), BATCH, pin_memory=True, seed=0, **WORKERS))
-    batch = next(reader)
-    assert batch.is_pinned()
+def test_batches_are_copied_from_the_workers_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[torch.Tensor] = []
+    copy = TorchBackend.copy
+    monkeypatch.setattr(TorchBackend, "copy", lambda self, tensor: sources.append(tensor) or copy(self, tensor))
+    reader = iter(DataLoader(Rows(), BATCH, device="cuda", seed=0, **WORKERS))
+    next(reader)
+    assert sources[0].is_pinned()
     slots = [slot for peer in reader._pool._peers for slot in peer.loans._slots.values()]
-    assert any(slot.address <= batch.data_ptr() < slot.address + slot.size for slot in slots), "it was copied"
+    assert any(slot.address <= sources[0].data_ptr() < slot.address + slot.size for slot in slots), "it was copied"
+
+
+@pytest.mark.parametrize("side", [False, True])
+def test_a_pinned_batch_that_is_dropped_at_once_is_copied_all_the_same(side: bool) -> None:
+    """`pin_memory=True` alone: the user's copies may be on any stream, and nobody holds their sources."""
+    reader = iter(DataLoader(Rows(), BATCH, pin_memory=True, seed=0, **WORKERS))
+    stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(LONG)
+        found = [next(reader).to("cuda", non_blocking=True) for _ in range(12)]
+    del reader
+    torch.cuda.synchronize()
+    assert torch.cat(found)[:, 0].tolist() == [float(index) for index in range(48)]
+
+
+def test_sparse_batches() -> None:
+    data = [torch.eye(300).to_sparse() * index for index in range(1, 9)]
+    loader = DataLoader(data, None, device="cuda", seed=0, num_workers=1, multiprocessing_context="fork")
+    assert [batch.to_dense().sum().item() for batch in loader] == [300.0 * index for index in range(1, 9)]
 
 
 def test_memory_can_be_registered_again_after_it_was_let_go() -> None:

@@ -1,5 +1,6 @@
 """Tensors in batches of any structure."""
 
+from array import array
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,6 +95,29 @@ def test_what_cannot_be_made_of_its_parts_becomes_a_list() -> None:
     assert replaced(Frozen(ONE, 2), BY) == [ONE + 1, 2]
 
 
+class AttrDict(dict[str, Any]):
+    """Attributes are items, and there are no others."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_attributes_that_are_items() -> None:
+    found = replaced(AttrDict(a=ONE), BY)
+    assert type(found) is AttrDict
+    assert found.a == ONE + 1
+
+
 def test_what_holds_no_tensor_stays_as_it_is() -> None:
-    for value in (range(3), Frozen(1, 2), Sample(1), {"a": (1, "b")}, np.ones(2), torch.float32, int, "text", object()):
+    for value in (
+        range(1000),
+        array("d", [1e9, 2e9]),
+        Frozen(1, 2),
+        Sample(1),
+        {"a": (1, "b")},
+        np.ones(2),
+        torch.float32,
+        int,
+        "text",
+        object(),
+    ):
         assert replaced(value, BY) is value

@@ -148,7 +148,7 @@ def test_a_copy_that_was_interrupted_keeps_its_source(monkeypatch: pytest.Monkey
     monkeypatch.setattr(device, "advance", lambda until=None: None if until is None else device.finish())
     copying, slots = begun(device), HostSlots(2)
     first, second = iter(slots), iter(HostSlots(1))
-    batch = next(first)
+    batch, other = next(first), next(iter(HostSlots(1)))
     with pytest.MonkeyPatch.context() as patch:
         copies = [device.copy]
 
@@ -159,8 +159,8 @@ def test_a_copy_that_was_interrupted_keeps_its_source(monkeypatch: pytest.Monkey
 
         patch.setattr(device, "copy", copy)
         with pytest.raises(KeyboardInterrupt):
-            copying.start([batch, batch])
-    del batch, first
+            copying.start([batch, other])
+    del batch, other, first
     copying.start(next(second))
     device.finish()
     assert device.wrong == []
@@ -200,7 +200,7 @@ class Owned:
 def test_tensors_that_an_object_makes_are_marked_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimulatedDevice(0)
     marked: list[Any] = []
-    monkeypatch.setattr(device, "mark_used", lambda tensor, stream: marked.append(tensor))
+    monkeypatch.setattr(device, "mark_used", lambda tensor, stream: stream == "main" and marked.append(tensor))
     copying = begun(device)
     batch = copying.hand_over(copying.start([Owned(torch.tensor([7]))]))
     assert [one is batch[0].data for one in marked] == [True]

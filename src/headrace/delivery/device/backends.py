@@ -51,7 +51,11 @@ class Backend(Protocol):
         """Queue the copies of an object with a method `to`, on the stream of the block; return the object there."""
 
     def mark_used(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Note that work on another stream uses a tensor: its memory is reused after that work."""
+        """Note that work on another stream uses a tensor: its memory is reused after that work.
+
+        Raises:
+            NotImplementedError: The tensor is of a kind for which that cannot be noted.
+        """
 
     def is_capturing(self) -> bool:
         """Tell whether the caller captures a graph, in which no other work may be queued."""
@@ -112,7 +116,11 @@ class TorchBackend:
             return value.to(self._device)
 
     def mark_used(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Note that work on another stream uses a tensor."""
+        """Note that work on another stream uses a tensor.
+
+        Raises:
+            NotImplementedError: The tensor is of a kind for which that cannot be noted.
+        """
         tensor.record_stream(stream)
 
     def is_capturing(self) -> bool:

@@ -3,14 +3,15 @@
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from headrace.delivery.device.backends import backend_of, with_index
 from headrace.delivery.device.choice import checked_device
-from headrace.delivery.device.transfer import Copied, Transfer, Uncopied
+from headrace.delivery.device.transfer import Transfer
 from headrace.errors import bad_type, whole_number
+from headrace.system.interrupts import Droppable
 
 T = TypeVar("T")
 
@@ -29,31 +30,41 @@ class _Prefetched(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         device = with_index(self._device)
         backend = backend_of(device)
-        return iter(self._iterable) if backend is None else self._copied(Transfer(backend, device, self._depth, _warn))
+        if backend is None:
+            return iter(self._iterable)
+        return _Prefetcher(iter(self._iterable), Transfer(backend, device, self._depth, _warn))
 
-    def _copied(self, transfer: Transfer) -> Iterator[T]:
-        """Yield the batches. An exception of the iterable comes after the batches before it."""
-        source = iter(self._iterable)
-        staged: deque[Copied | Uncopied] = deque()
-        failure: Exception | None = None
-        try:
-            while True:
-                transfer.refuse_capture()
-                while failure is None and len(staged) <= transfer.ahead:
-                    try:
-                        staged.append(transfer.start(next(source)))
-                    except Exception as error:  # noqa: BLE001 - raised below; also the end, which is StopIteration
-                        failure = error
-                if not staged:
-                    break
-                yield transfer.hand_over(staged.popleft())
-            if not isinstance(failure, StopIteration):
-                assert failure is not None
-                raise failure
-        finally:
-            failure = None  # its traceback refers to this frame
-            staged.clear()
-            transfer.close()
+
+class _Prefetcher(Droppable, Iterator[Any]):
+    """Copies the batches of an iterator ahead of their use. An exception comes after the batches before it."""
+
+    def __init__(self, source: Iterator[Any], transfer: Transfer) -> None:
+        self._source = source
+        self._transfer = transfer
+        self._staged: deque[Any] = deque()
+        self._failure: Exception | None = None
+
+    def __next__(self) -> Any:
+        self._transfer.refuse_capture()
+        while self._failure is None and len(self._staged) <= self._transfer.ahead:
+            try:
+                self._staged.append(self._transfer.start(next(self._source)))
+            except Exception as error:  # noqa: BLE001 - raised in its turn; also the end, which is StopIteration
+                self._failure = error
+        if not self._staged:
+            failure, self._failure = self._failure, None
+            assert failure is not None
+            try:
+                raise failure  # after it the iterator is asked again, which may go on
+            finally:
+                del failure
+        batch = self._transfer.hand_over(self._staged[0])  # if that fails, the batch comes again
+        self._staged.popleft()
+        return batch
+
+    def _dropped(self) -> None:
+        self._staged.clear()
+        self._transfer.close()
 
 
 def _warn(text: str) -> None:
@@ -66,7 +77,7 @@ def prefetch_to_device(iterable: Iterable[T], device: str | torch.device, depth:
     This is for iterables that cannot do it themselves, such as torch's own loader. `headrace.DataLoader` can, with
     `device=`. Tensors are copied from pinned memory, in batches of any structure: mappings, sequences, dataclasses,
     and objects with a method `to`. A batch is asked for `depth` batches before it is used, so a `state_dict()` of the
-    iterable is ahead by so many. On the CPU the iterable is returned as it is.
+    iterable is ahead by so many. On the CPU the batches are the iterable's own.
 
     Args:
         iterable: Batches. Each `iter()` of the result is a new one of it; `len()` is its length.

@@ -34,20 +34,23 @@ def replaced(value: Any, by: Replacement) -> Any:
         return by.of_tensor(value)
     if isinstance(value, str | bytes | bytearray | memoryview | torch.dtype | type):
         return value
-    if callable(getattr(value, "to", None)):
+    if callable(getattr(type(value), "to", None)):
         return by.of_object(value)
     if isinstance(value, Mapping):
-        old, new = list(value.values()), [replaced(one, by) for one in value.values()]
-        return value if _same(old, new) else _like(value, dict(zip(value, new, strict=True)))
+        items = dict(value)
+        new = [replaced(one, by) for one in items.values()]
+        return value if _same([*items.values()], new) else _like(value, dict(zip(items, new, strict=True)))
     if isinstance(value, Sequence):
-        new = [replaced(one, by) for one in value]
-        if _same(value, new):
+        old = list(value)
+        new = [replaced(one, by) for one in old]
+        if _same(old, new):
             return value
         return type(value)(*new) if isinstance(value, tuple) and hasattr(value, "_fields") else _like(value, new)
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
-        new = [replaced(getattr(value, name), by) for name in names]
-        if _same([getattr(value, name) for name in names], new):
+        old = [getattr(value, name) for name in names]
+        new = [replaced(one, by) for one in old]
+        if _same(old, new):
             return value
         found = copy.copy(value)
         for name, one in zip(names, new, strict=True):

@@ -8,7 +8,7 @@ is not filled again before the caller's work on it has ended.
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -101,16 +101,16 @@ class Transfer:
         """Queue the copy of a batch."""
         self._release()
         if not self._opened:  # now, since workers must be forked before the device is used
-            self._opened = True
             self._stream = self.backend.copy_stream()
             if self._stream is None:
                 self.ahead = 0
+            self._opened = True
         if self._stream is None:
             return Uncopied(batch)
         while len(self._handed) > _MOST_QUEUED:
             self._handed.popleft().synchronize()
         try:
-            return self._copy(batch, self._stream)
+            staged = self._copy(batch, self._stream)
         except torch.OutOfMemoryError as error:
             self._stream, self.ahead = None, 0
             self._warn(
@@ -118,6 +118,7 @@ class Transfer:
                 "copied when it is handed over. With device_prefetch=0 it is so from the start."
             )
             return Uncopied(batch)
+        return staged if self._can_be_marked(staged.tensors) else Uncopied(batch)
 
     def hand_over(self, staged: Copied | Uncopied) -> Any:
         """Return a batch for work on the caller's stream. It may be called again, after an interrupt.
@@ -151,13 +152,29 @@ class Transfer:
         source = _Source(batch, stream)
         self._sources.append(source)  # before the first copy: an interrupt may come right after it
 
+        copies: dict[int, torch.Tensor] = {}  # a tensor that comes twice is copied once
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = made.note(backend.copy(tensor))
+            return copies[id(tensor)]
+
         def moved(value: Any) -> Any:
             with made:
                 return backend.move(value)
 
         with span("headrace: copy to the device"), backend.queue_on(stream):
-            found = replaced(batch, Replacement(lambda tensor: made.note(backend.copy(tensor)), moved))
+            found = replaced(batch, Replacement(copied, moved))
         return Copied(found, made.tensors, self._done(source))
+
+    def _can_be_marked(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Tell whether tensors can be marked as used, which is not so for sparse ones and others."""
+        try:
+            for tensor in tensors:
+                self.backend.mark_used(tensor, self._stream)
+        except (NotImplementedError, RuntimeError, TypeError):
+            return False
+        return True
 
     def _done(self, source: _Source) -> Event:
         """Return the event after a copy."""

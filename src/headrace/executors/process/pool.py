@@ -217,7 +217,8 @@ class _ProcessPool(Pool):
                 self._check_workers()
 
     def poll(self) -> None:
-        self._pump(0)
+        if self._peers:
+            self._pump(0)
 
     def _pump(self, timeout_s: float) -> bool:
         """Send and receive until something was sent or received, or the time is over; return whether something was."""

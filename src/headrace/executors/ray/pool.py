@@ -296,7 +296,8 @@ class RayPool(Pool):
 
     def poll(self) -> None:
         """Receive what has come from the workers, without waiting."""
-        self._pump(0)
+        if self._peers:
+            self._pump(0)
 
     def _pump(self, timeout_s: float) -> None:
         """Wait for events, handle them, and deal tasks."""
