@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import pickle
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,6 +201,23 @@ def test_a_tensor_that_comes_twice_is_copied_once(accelerator: list[ThreadBacken
     ((one, other),) = prefetch_to_device([(data, data)], "cpu")
     assert one is other
     assert one is not data
+
+
+class Lazy(Sequence[torch.Tensor]):
+    """It makes its tensors when it is asked for them."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, at: Any) -> torch.Tensor:
+        if at >= 3:
+            raise IndexError
+        return torch.full((2,), at)
+
+
+def test_tensors_that_are_made_meanwhile_are_told_apart(accelerator: list[ThreadBackend]) -> None:
+    (batch,) = prefetch_to_device([[Lazy(), Lazy()]], "cpu")
+    assert [[one.tolist() for one in half] for half in batch] == [[[0, 0], [1, 1], [2, 2]]] * 2
 
 
 def test_on_the_cpu_nothing_is_done() -> None:

@@ -47,14 +47,16 @@ class _Source:
 
     Attributes:
         batch: The batch.
+        tensors: Its tensors: a container may make them only when it is asked.
         stream: The stream with the copy.
         done: The event after the copy; None if an exception came before it was recorded.
     """
 
-    __slots__ = ("batch", "done", "stream")
+    __slots__ = ("batch", "done", "stream", "tensors")
 
     def __init__(self, batch: Any, stream: Any) -> None:
         self.batch = batch
+        self.tensors: list[torch.Tensor] = []
         self.stream = stream
         self.done: Event | None = None
 
@@ -151,11 +153,11 @@ class Transfer:
         backend, made = self.backend, _Made(self.device)
         source = _Source(batch, stream)
         self._sources.append(source)  # before the first copy: an interrupt may come right after it
-
         copies: dict[int, torch.Tensor] = {}  # a tensor that comes twice is copied once
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in copies:
+                source.tensors.append(tensor)
                 copies[id(tensor)] = made.note(backend.copy(tensor))
             return copies[id(tensor)]
 
