@@ -96,7 +96,6 @@ CELLS = {
         "device": "cpu",
         "device_prefetch": 3,
     },
-    "process-spawn-2-device": {"num_workers": 2, "multiprocessing_context": "spawn", "device": "cpu"},
     "ray-2-device": {"num_workers": 2, "executor": RAY, "device": "cpu"},
     "ray-2-store-device": {"num_workers": 2, "executor": replace(RAY, shared_memory=False), "device": "cpu"},
 }

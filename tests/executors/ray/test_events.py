@@ -91,6 +91,9 @@ class Growing(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.randn(self.items[index])
 
+    def set_epoch(self, epoch: int) -> None:
+        """Be told of the epoch: then no batch of the next one is computed early."""
+
 
 def test_batches_of_any_size_come_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Along with the answer, in pieces that are as many as the batch before needed, or through the store."""
