@@ -59,18 +59,18 @@ def test_a_budget_is_held(budget: int, options: dict[str, Any]) -> None:
         resident = max(resident, resident_bytes() - before)
         asked = max(asked, len(reader._window._futures) if index < LENGTH - 1 else 0)
     largest = int(dataset.sizes.max()) * 9 // 8
-    # Beside the budget there are the batch that the user has, and one that was larger than all before. On Ray several
-    # tasks may be in a message, with a slot for each.
+    # Beside the budget there may be a batch that was larger than all before, and a spare slot. On Ray several tasks may
+    # be in a message, with a slot for each.
     beside = 2 if loader.executor is None else 3
     assert slots <= budget + beside * largest
     if loader.executor is None:  # Ray's own shared memory would count, too
         assert resident <= budget + beside * largest
-    assert asked + 1 >= min(16, budget // largest), "it is used"
+    assert asked + 2 >= min(16, budget // largest), "it is used"
     assert loader.stats().held_back > 0
 
 
 def test_a_share_grows_by_one_when_as_many_have_come_as_it_has() -> None:
-    share = Budget(100 * 9 // 8 * 5).share()
+    share = Budget(100 * 9 // 8 * 6).share()
     found = []
     for _ in range(20):
         found.append(share.room(99, 0, 0)[0])

@@ -22,7 +22,7 @@ class Budget:
     batch is always allowed.
 
     Args:
-        max_bytes: Bytes of batches that were asked for and not delivered yet, of all loaders together, >= 1.
+        max_bytes: Bytes of batches that were asked for, until the next one is delivered, of all loaders together, >= 1.
         cpus: How many batches of all loaders together are computed at a time, >= 1; None for no limit. Of a loader that
             is not being read, what it has asked for before does not count. One batch is always allowed.
 
@@ -96,7 +96,7 @@ class Share:
             self._most, self._since = self._most + 1, 0
 
     def most_mapped(self) -> int:
-        """Return how many bytes may be mapped for batches: the loader's part, and the batch that the user has."""
+        """Return how many bytes may be mapped for batches: the loader's part, and one more that may be larger."""
         return self._budget.part_bytes() + int(max(self._sizes, default=0) * _SLOT_GROWTH)
 
     def room(self, wanted: int, asked: int, computing: int) -> tuple[int, bool]:
@@ -109,7 +109,8 @@ class Share:
         """
         budget, fit = self._budget, 1
         if self._sizes:
-            fit = max(1, int(budget.part_bytes() / (max(1, *self._sizes) * _SLOT_GROWTH)))
+            # The user has one more, which was delivered.
+            fit = max(1, int(budget.part_bytes() / (max(1, *self._sizes) * _SLOT_GROWTH)) - 1)
         room, limited = min(wanted, fit - asked, self._most - asked), bool(self._sizes) and fit - asked < wanted
         if budget.cpus is not None:
             free = max(budget.cpus - computing - budget.take_turn(self), 1 - computing)

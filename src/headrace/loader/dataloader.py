@@ -80,8 +80,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             waits for them but the streams that use the batch. `pin_memory` is not needed. `docs/device.md` has more.
         device_prefetch: How many batches are copied to the device ahead of the one in use, as far as workers have
             computed them, >= 0. What lies there is not in a state. Work in the caller's thread is not ahead.
-        max_prefetch_bytes: How many bytes of batches may be asked for and not delivered yet, or a `Budget` that several
-            loaders share. One batch is always allowed. `stats().held_back` tells whether the limit was reached.
+        max_prefetch_bytes: How many bytes the batches may have that were asked for in advance, and the one that was
+            delivered last; or a `Budget` that several loaders share. One batch is always allowed. `stats().held_back`
+            tells whether the limit was reached.
 
     Raises:
         ValueError: An option, or a combination of options, is not allowed; the text says what is.

@@ -54,8 +54,12 @@ class Lender:
         return back, dropped
 
     def _keep(self, limit: int, coming: int, wires: Sequence[Wire]) -> None:
-        """Drop spare slots above a limit in bytes, as if those that workers are about to make were mapped."""
+        """Drop spare slots above a limit in bytes.
+
+        Those that workers may make count already: for tasks without a slot, and where a slot turns out too small.
+        """
         sizes = [size for wire in wires for size in wire.loans.sizes()]
+        coming += sum(wire.loans.lent for wire in wires)
         excess = sum(sizes) + coming * max(sizes, default=0) - limit
         while excess > 0 and (holding := [wire for wire in wires if wire.loans.spare]):
             excess -= max(holding, key=lambda wire: len(wire.loans.spare)).loans.drop()
