@@ -61,6 +61,7 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
                 Wrong([0, 0], ValueError, "weights are all zero: expected at least one weight > 0"),
             ],
             "num_samples": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
+            "replacement": [Wrong("no", TypeError), Wrong(1, TypeError), Wrong(None, TypeError)],
         },
     ),
     Balanced: (

@@ -249,3 +249,77 @@ def test_the_stream_is_frozen() -> None:
     order = Weighted([1, 0, 2, 4, 8, 16], num_samples=100)
     assert draws(order, 6, 12, seed=1, epoch=2).tolist() == [5, 3, 4, 4, 5, 5, 3, 5, 2, 4, 5, 5]
     assert Plan(order, 6, 4, World(1, 2), seed=7).batch(3, 5).tolist() == [5, 4, 0, 2]
+
+
+# Without replacement.
+
+
+def each_once(weights: Any, num_samples: int | None = None) -> Weighted:
+    return Weighted(weights, num_samples, replacement=False)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(
+    st.lists(st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 1.0, 3.0, 1e9, 1e300]), min_size=1, max_size=40).filter(any),
+    st.integers(0, 2**64 - 1),
+    st.integers(1, 5),
+    st.data(),
+)
+def test_each_sample_that_can_be_drawn_comes_once(
+    weights: list[float], seed: int, ranks: int, data: st.DataObject
+) -> None:
+    drawable = np.flatnonzero(weights)
+    count = data.draw(st.none() | st.integers(1, len(drawable)))
+    order = each_once(weights, count)
+    plans = [Plan(order, len(weights), 2, World(rank, ranks), "exact", seed) for rank in range(ranks)]
+    drawn = [index for plan in plans for step in range(plan.steps(3)) for index in plan.batch(3, step).tolist()]
+    assert len(drawn) == len({*drawn}) == (count or len(drawable))
+    assert {*drawn} <= {*drawable.tolist()}
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 2, 3, 4], [0.1, 0, 5e-1, 0.4], [1e-300, 2e-300, 5e-300], [1e300, 3e300, 1e299]]
+)
+def test_the_next_is_drawn_in_proportion_to_the_weights_that_are_left(weights: list[float]) -> None:
+    order, share = each_once(weights), np.array(weights) / np.max(weights)
+    firsts = Counter(tuple(draws(order, len(weights), 2, epoch=epoch).tolist()) for epoch in range(20_000))
+    pairs = [(one, other) for one in np.flatnonzero(share) for other in np.flatnonzero(share) if one != other]
+    expected = [share[one] / share.sum() * share[other] / (share.sum() - share[one]) for one, other in pairs]
+    counts = [firsts[pair] for pair in pairs]
+    assert sum(counts) == 20_000
+    assert stats.chisquare(counts, np.array(expected) * 20_000).pvalue > UNLIKELY
+
+
+def test_pads_are_the_first_samples_again() -> None:
+    found = draws(each_once([1, 0, 2, 3]), 4, 6)
+    assert found[:3].tolist() == found[3:].tolist()
+    assert sorted(found[:3]) == [0, 2, 3]
+
+
+def test_the_order_without_replacement_stays_what_it_is() -> None:
+    """These numbers are part of saved runs."""
+    assert draws(each_once([1, 2, 3, 4, 5, 6]), 6, 6, seed=7, epoch=1).tolist() == [2, 3, 5, 1, 4, 0]
+    assert each_once([1, 2]) != Weighted([1, 2])
+    assert each_once([1, 2]) == each_once([1, 2])
+    assert each_once([1, 2]).described == Weighted([1, 2]).described.replace("None)", "None, False)")
+    assert repr(each_once([1, 2, 0], 2)) == "Weighted(3 weights, num_samples=2, replacement=False)"
+    assert pickle.loads(pickle.dumps(each_once([1, 2]))) == each_once([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"weights": [1, 0, 2], "num_samples": 3},
+            ValueError,
+            r"num_samples=3 is not allowed: expected .* in \[1, 2\]",
+        ),
+        ({"weights": [1, 2], "num_samples": 0}, ValueError, "num_samples=0 is not allowed"),
+        ({"weights": [0, 0]}, ValueError, "weights are all zero"),
+    ],
+)
+def test_what_is_refused_without_replacement(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Weighted(**options, replacement=False)
+    with pytest.raises(TypeError, match="replacement='no' is not allowed"):
+        Weighted([1], replacement="no")  # type: ignore[arg-type]

@@ -92,8 +92,8 @@ class Order(ABC):
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Order) or type(self) is not type(other):
             return self is other
-        pairs = zip(self._parameters(), other._parameters(), strict=True)
-        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+        mine, theirs = self._parameters(), other._parameters()
+        return len(mine) == len(theirs) and all(map(np.array_equal, mine, theirs))
 
     def __hash__(self) -> int:
         return hash(type(self))
