@@ -1,4 +1,4 @@
-"""The command line: `headrace plan`, `headrace verify` and `headrace demo`."""
+"""The command line: `headrace plan`, `headrace verify`, `headrace demo` and others."""
 
 import sys
 

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from headrace.cli.demo.demo import run_demo
+from headrace.cli.doctor import findings, run_doctor
 from headrace.cli.index import Options as IndexOptions
 from headrace.cli.index import run_index
 from headrace.cli.inspect import run_inspect
@@ -153,6 +154,17 @@ def pack(
         typer.echo(f"headrace pack: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(code)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON list.")] = False,
+) -> None:
+    """Show versions, what workers can use, limits of this machine, and advice."""
+    if as_json:
+        sys.stdout.write(json.dumps([one._asdict() for one in findings()]) + "\n")
+    else:
+        run_doctor(Console(highlight=False))
 
 
 @app.command()
