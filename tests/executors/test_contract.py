@@ -97,7 +97,6 @@ CELLS = {
         "device_prefetch": 3,
     },
     "ray-2-device": {"num_workers": 2, "executor": RAY, "device": "cpu"},
-    "ray-2-store-device": {"num_workers": 2, "executor": replace(RAY, shared_memory=False), "device": "cpu"},
 }
 
 
