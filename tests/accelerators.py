@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.delivery.device.backends import _HAPPENED
 from waiting import LIMIT_S
 
 
@@ -134,7 +135,7 @@ class ThreadBackend:
             self._current = before
 
     def record(self, stream: ThreadStream | None) -> Any:
-        return _Reached() if stream is None else stream.record()
+        return _HAPPENED if stream is None else stream.record()
 
     def wait(self, stream: None, event: ThreadEvent) -> None:
         event.synchronize()
@@ -160,14 +161,6 @@ class ThreadBackend:
 
     def registrar(self) -> Locks:
         return self.locks
-
-
-class _Reached:
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """It is over."""
 
 
 @dataclass(eq=False)

@@ -74,7 +74,7 @@ class Window:
         self._task: Task | None = None
         self._futures: deque[Future] = deque()
         self._filled = False
-        self._following = reading.following()
+        self._early_tasks = reading.early_tasks()
         self.tasks = self._take_early(reading, tasks)
         if demand.share is not None:
             demand.share.windows.add(self)
@@ -124,7 +124,7 @@ class Window:
                 task, self._task = self._task, None
                 if task is not None:
                     self._submit(task)
-                elif (task := next(self._following, None)) is not None:
+                elif (task := next(self._early_tasks, None)) is not None:
                     self._pool.early = (*self._pool.early, (task, self._pool.submit(task)))
             if done is not None and staged is not None:
                 self._futures.remove(done)

@@ -46,7 +46,7 @@ class Pool(Droppable, ABC):
         direct: The worker that computes a task at once in the caller's thread; None where other threads or processes
             compute.
         early: Tasks of the next pass that were submitted before it began, with their futures.
-        runs_on: Whether tasks of the next pass may be submitted before it begins.
+        allows_early: Whether tasks of the next pass may be submitted before it begins.
     """
 
     work: Work
@@ -55,7 +55,7 @@ class Pool(Droppable, ABC):
     when_broken: Callable[[], None] | None = None
     direct: Worker | None = None
     early: Sequence[tuple[Task, Future]] = ()
-    runs_on: bool = False
+    allows_early: bool = False
     _owner: int
     when_restarted: Callable[[], None] | None = None
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, default_collate
 
-from headrace.datasets.sharing import learns_of_epochs
+from headrace.datasets.epoch_dependence import may_depend_on_epoch
 from headrace.delivery.budget import Budget, Share
 from headrace.delivery.device.backends import backend_of, with_index
 from headrace.delivery.device.choice import other_local_rank
@@ -51,11 +51,13 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
     if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
         loader._iterator = pool = None  # the old workers end before new ones start
         pool = _start(loader, executor, plan=plan, base_seed=plan.seed % 2**63)
-        # What the dataset may learn of an epoch would come too late for batches that are computed before it.
-        pool.runs_on = persistent and executor.copies and not learns_of_epochs((loader.dataset, loader.collate_fn))
+        # Otherwise early batches would be made before workers know the epoch.
+        pool.allows_early = (
+            persistent and executor.copies and not may_depend_on_epoch((loader.dataset, loader.collate_fn))
+        )
         if persistent:
             loader._iterator = pool
-    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches, pool.runs_on)
+    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches, pool.allows_early)
     link = loader._link(lambda: reading.steps, plan.remainder(reading.start.epoch, reading.start.samples))
     reading.observers = () if link is None else (link,)
     return _reader(loader, executor, pool, reading, link, persistent)

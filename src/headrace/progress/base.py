@@ -117,7 +117,7 @@ class Pass(Observer, ABC):
         """Return other tasks if `set_epoch`, called between `iter()` and the first batch, changes them; else None."""
         return None
 
-    def following(self) -> Iterator[Task]:
+    def early_tasks(self) -> Iterator[Task]:
         """Return the first tasks of the next pass that may be computed before it begins; none unless overridden."""
         return iter(())
 

@@ -18,7 +18,7 @@ class PlanPass(Pass):
         schedule: The loader's place in the epochs.
         plan: The plan.
         in_order: Whether batches are delivered in the order of their steps; otherwise states are rank-local.
-        runs_on: Whether workers may begin the next epoch while the last batches of this one are read.
+        allows_early: Whether tasks of the next epoch may be submitted while the last batches of this one are read.
 
     Attributes:
         plan: The plan.
@@ -29,8 +29,8 @@ class PlanPass(Pass):
     _local_only = False
     _remedy = "Where batches came in any order a state belongs to one rank; with in_order=True it does not."
 
-    def __init__(self, schedule: Schedule, plan: Plan, in_order: bool, runs_on: bool = False) -> None:
-        self.plan, self._in_order, self._runs_on = plan, in_order, runs_on
+    def __init__(self, schedule: Schedule, plan: Plan, in_order: bool, allows_early: bool = False) -> None:
+        self.plan, self._in_order, self._allows_early = plan, in_order, allows_early
         super().__init__(schedule, rank=plan.world.rank, world_size=plan.world.size, batch_size=plan.batch_size)
 
     def _begin(self) -> None:
@@ -49,10 +49,10 @@ class PlanPass(Pass):
         """Return the new epoch's tasks if `set_epoch` was called between `iter()` and the first batch; else None."""
         return self.tasks() if self._moves() else None
 
-    def following(self) -> Iterator[Task]:
+    def early_tasks(self) -> Iterator[Task]:
         """Return the tasks of the next epoch."""
         epoch = self.start.epoch + 1
-        return (PlanTask(epoch, step, 0) for step in range(self.plan.steps(epoch) if self._runs_on else 0))
+        return (PlanTask(epoch, step, 0) for step in range(self.plan.steps(epoch) if self._allows_early else 0))
 
     def size(self, task: Any) -> int:
         """Count the samples of a task's batch."""

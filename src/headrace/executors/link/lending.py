@@ -37,7 +37,7 @@ class Lender:
         self._tasks += new
         back, dropped = wire.loans.lend(tasks, new)
         if self.limit is not None:
-            self._keep(self.limit(), new - len(back), wires)
+            self._drop_above(self.limit(), new - len(back), wires)
         spare = 0
         for one in wires:
             spare += len(one.loans.spare)
@@ -53,7 +53,7 @@ class Lender:
             surplus -= 1
         return back, dropped
 
-    def _keep(self, limit: int, coming: int, wires: Sequence[Wire]) -> None:
+    def _drop_above(self, limit: int, coming: int, wires: Sequence[Wire]) -> None:
         """Drop spare slots above a limit in bytes.
 
         Those that workers may make count already: for tasks without a slot, and where a slot turns out too small.

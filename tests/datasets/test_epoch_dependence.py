@@ -1,4 +1,4 @@
-"""Whether workers can be told of an epoch while they read their copies of a dataset."""
+"""Whether the samples of a dataset may depend on the epoch."""
 
 import ctypes
 import multiprocessing
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from headrace.datasets.sharing import learns_of_epochs
+from headrace.datasets.epoch_dependence import may_depend_on_epoch
 
 
 class Holding:
@@ -40,8 +40,8 @@ class Told:
     ],
     ids=lambda used: type(used).__name__,
 )
-def test_it_can(used: Any) -> None:
-    assert learns_of_epochs((used, None))
+def test_they_may(used: Any) -> None:
+    assert may_depend_on_epoch((used, None))
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_it_can(used: Any) -> None:
     ],
     ids=lambda used: type(used).__name__,
 )
-def test_it_cannot(used: Any) -> None:
-    assert not learns_of_epochs((used, None))
+def test_they_do_not(used: Any) -> None:
+    assert not may_depend_on_epoch((used, None))

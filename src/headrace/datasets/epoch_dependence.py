@@ -1,4 +1,4 @@
-"""What a dataset can learn from the rank while workers read their copies of it."""
+"""Whether the samples of a dataset may depend on the epoch."""
 
 import ctypes
 import multiprocessing.managers
@@ -20,19 +20,19 @@ _SHARED = (
 )
 
 
-def learns_of_epochs(used: Any) -> bool:
-    """Tell whether a dataset can be told of an epoch, and may then give other samples.
+def may_depend_on_epoch(used: Any) -> bool:
+    """Tell whether a dataset's samples may depend on the epoch, while workers read their copies of it.
 
-    It can if it, or a part of it, has a method `set_epoch`, or holds memory that it shares with the rank. The parts are
-    searched a few levels deep; what functions refer to is not.
+    They may if the dataset, or a part of it, has a method `set_epoch`, or holds memory that it shares with the rank.
+    The parts are searched a few levels deep. What functions refer to is not searched.
 
     Args:
         used: The dataset, and what else workers use.
     """
-    return any(_learns(part) for _, part in parts(used))
+    return any(_may_change(part) for _, part in parts(used))
 
 
-def _learns(part: Any) -> bool:
+def _may_change(part: Any) -> bool:
     kind = type(part)
     if issubclass(kind, torch.Tensor):
         return kind is torch.Tensor and part.device.type == "cpu" and part.is_shared()
