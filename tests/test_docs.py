@@ -75,7 +75,8 @@ def test_figures_do_not_depend_on_where_samples_are_made() -> None:
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
     (section,) = re.findall(r"^## Quickstart\n(.*?)^## ", README.read_text(), re.MULTILINE | re.DOTALL)
     (code,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    alone, ranks = re.findall(r"^```console\n\$ .*? quickstart.py\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    alone, ranks = re.fullmatch(r"\$ python quickstart.py\n(.*)\$ torchrun .*? quickstart.py\n(.*)", shown, re.DOTALL).groups()
     script = tmp_path / "quickstart.py"
     script.write_text(code)
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT_S, check=False)

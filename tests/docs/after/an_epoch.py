@@ -1,0 +1,1 @@
+assert sum(1 for batch in loader) == len(loader) > 0

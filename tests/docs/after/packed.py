@@ -1,0 +1,1 @@
+assert list(self.samples) == scan(root)

@@ -1,0 +1,1 @@
+assert [batch.tolist() for batch in loader] == whole[1:]

@@ -1,0 +1,157 @@
+"""The code in the pages, and how tests run it.
+
+A comment in the line above a block says how it runs, with one or more of these, separated by semicolons:
+
+    <!-- run: alone -->                 in a namespace and a folder of its own: a complete script
+    <!-- run: with NAME -->             after tests/docs/before/NAME.py, which makes what the block speaks of
+    <!-- run: then NAME -->             before tests/docs/after/NAME.py, which looks at what the block made
+    <!-- run: OLD as NEW -->            with this text replaced, since the page speaks of more than a test can have
+    <!-- run: on gpu -->                with "cuda" replaced by "cpu", where there is no such device
+    <!-- run: prints "TEXT" -->         and must print this
+    <!-- run: needs MODULE -->          alone, and only where this package is installed
+    <!-- run: on ray -->                in a process that has joined a Ray cluster
+
+The blocks of a page without "alone" share one namespace, in order: they are one example. Both sides of a ```diff run, each
+alone. In blocks that are no Python, the commands of headrace run if there is such a comment; otherwise they are parsed.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_FENCE = re.compile(r"^(?:<!-- run: (?P<how>.*?) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
+_COMMAND = re.compile(r"^(?:\$ )?(headrace .*)$", re.M)
+_INLINE = re.compile(r"`(headrace [a-z][^`]*)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page.
+
+    Attributes:
+        page: The page's name.
+        line: Where its code begins in the page, from 1.
+        language: What its fence says.
+        code: What stands in it.
+        how: The parts of the comment above it.
+    """
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    how: tuple[str, ...]
+
+    @property
+    def first_line(self) -> str:
+        """The first line of its code."""
+        return self.code.partition("\n")[0]
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each command of headrace in it."""
+        return [shlex.split(line, comments=True) for line in _COMMAND.findall(self.code)]
+
+    def named(self, key: str) -> list[str]:
+        """Return what follows a key in the comment, for each time it is there."""
+        return [part.removeprefix(key).strip() for part in self.how if part.startswith(f"{key} ")]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it shares no namespace."""
+        return self.language != "python" or "alone" in self.how or bool(self.named("needs"))
+
+    def replaced(self, code: str) -> str:
+        """Return code with what the comment wants replaced."""
+        for part in self.how:
+            old, wanted, new = part.partition(" as ")
+            if wanted:
+                assert old in self.code, f"{self.page.name}:{self.line}: there is no {old}"
+                code = code.replace(old, new)
+        return code.replace('"cuda"', '"cpu"') if "on gpu" in self.how and not torch.cuda.is_available() else code
+
+
+@dataclass
+class Group:
+    """What runs in one process.
+
+    Attributes:
+        name: The page, and the line of its first block if that is alone.
+        steps: (file, line, code) of Python, or ("", 0, command).
+        prints: What its output must have.
+        needs: The packages that it needs.
+        on_ray: Whether it needs a Ray cluster.
+    """
+
+    name: str
+    steps: list[tuple[str, int, str]]
+    prints: list[str]
+    needs: list[str]
+    on_ray: bool
+
+    def add(self, block: Block, code: str) -> None:
+        """Let a block run after the others."""
+        for name in block.named("with"):
+            self._add_file(HERE / "before" / f"{name}.py")
+        if block.language in ("python", "diff"):
+            self.steps.append((str(block.page), block.line, block.replaced(code)))
+        else:
+            self.steps += [("", 0, block.replaced(shlex.join(command))) for command in block.commands]
+        for name in block.named("then"):
+            self._add_file(HERE / "after" / f"{name}.py")
+        self.prints += [text.strip('"') for text in block.named("prints")]
+        self.needs += block.named("needs")
+        self.on_ray |= "on ray" in block.how
+
+    def _add_file(self, file: Path) -> None:
+        self.steps.append((str(file), 1, file.read_text()))
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return all blocks of a page, in order."""
+    text, found = page.read_text(), []
+    for match in _FENCE.finditer(text):
+        how = tuple(part.strip() for part in (match["how"] or "").split(";") if part.strip())
+        line = text.count("\n", 0, match.start("code")) + 1
+        found.append(Block(page, line, match["language"], match["code"], how))
+    return found
+
+
+def inline_commands(page: Path) -> list[list[str]]:
+    """Return the words of each command of headrace that a page names outside of blocks."""
+    prose = _FENCE.sub("", page.read_text())
+    return [shlex.split(command.replace("\n", " ")) for command in _INLINE.findall(prose)]
+
+
+def sides(diff: str) -> tuple[str, str]:
+    """Return what stands in a diff before and after."""
+    lines = diff.splitlines(keepends=True)
+    before, after = ("".join(line[1:] for line in lines if line[:1] != without) for without in "+-")
+    return before, after
+
+
+def groups_of(page: Path, not_run: set[tuple[str, str]]) -> list[Group]:
+    """Return what of a page runs, apart from some (page's name, first line)."""
+    shared, groups = Group(page.name, [], [], [], False), []
+    for block in blocks_of(page):
+        if (page.name, block.first_line) in not_run:
+            continue
+        codes = [block.code]
+        if block.language == "diff":
+            codes = [side for side, which in zip(sides(block.code), ("before", "after"), strict=True)
+                     if not ({"before", "after"} & {*block.how}) or which in block.how]
+        elif block.language != "python" and not block.how:
+            continue
+        for code in codes:
+            group = Group(f"{page.name}:{block.line}", [], [], [], False) if block.alone else shared
+            group.add(block, code)
+            if block.alone:
+                groups.append(group)
+    return [shared, *groups] if shared.steps else groups

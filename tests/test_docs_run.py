@@ -1,0 +1,102 @@
+"""The code in the README and in docs/ runs. `tests/docs/blocks.py` says how the pages tell tests what to do with it."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from docs.blocks import PAGES, ROOT, Block, Group, blocks_of, groups_of, inline_commands
+from headrace.cli.app import app
+from scripts import ScriptServer
+
+NOT_RUN = {
+    ("device.md", "for _ in range(steps):"): "it is the wrong way, and would copy to a GPU",
+    ("device.md", "copies = torch.cuda.Stream()"): "it needs a GPU",
+    ("cluster.md", "from ray.train import ScalingConfig  # not run here"): "the page says that it was not run",
+}
+"""Blocks that only compile: (page, first line), and why."""
+
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def ids(items: Any) -> dict[str, Any]:
+    return {"argvalues": items, "ids": lambda item: item.name}
+
+
+def run(groups: list[Group], folder: Path, scripts: ScriptServer) -> None:
+    """Run groups, and see that each succeeds and prints what it should."""
+    (folder / "groups.json").write_text(json.dumps([group.steps for group in groups]))
+    with scripts.start(ROOT / "tests" / "docs" / "run_blocks.py", str(folder)) as script:
+        told = script.communicate()
+    assert (script.returncode, told) == (0, ("", "")), told
+    for number, group in enumerate(groups):
+        printed = (folder / f"{number}.txt").read_text()
+        assert not (folder / f"{number}.failed").exists(), f"{group.name}:\n{printed}"
+        for text in group.prints:
+            assert text in printed, f"{group.name} does not print {text!r}:\n{printed}"
+
+
+ALL = {page.name: groups_of(page, NOT_RUN.keys()) for page in PAGES}
+PLAIN = [page for page in PAGES if any(not group.needs and not group.on_ray for group in ALL[page.name])]
+NEEDY = [group for groups in ALL.values() for group in groups if group.needs and not group.on_ray]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", **ids(PLAIN))
+def test_code_of_a_page_runs(page: Path, tmp_path: Path, scripts: ScriptServer) -> None:
+    run([group for group in ALL[page.name] if not group.needs and not group.on_ray], tmp_path, scripts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", **ids(NEEDY))
+def test_code_that_needs_another_package_runs(group: Group, tmp_path: Path, scripts: ScriptServer) -> None:
+    for module in group.needs:
+        pytest.importorskip(module)
+    run([group], tmp_path, scripts)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_code_that_needs_ray_runs(tmp_path: Path, scripts: ScriptServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    groups = [group for groups in ALL.values() for group in groups if group.on_ray]
+    assert groups
+    monkeypatch.setenv("RAY_ADDRESS", str(ray.get_runtime_context().gcs_address))
+    run(groups, tmp_path, scripts)
+
+
+def test_blocks_that_do_not_run_are_there_and_compile() -> None:
+    everything = {(page.name, block.first_line): block for page in PAGES for block in blocks_of(page)}
+    for key in NOT_RUN:
+        compile(everything[key].code, str(key), "exec")
+
+
+def commands_in_blocks(page: Path) -> list[tuple[Block, list[str]]]:
+    return [(block, words) for block in blocks_of(page) if block.language != "python" for words in block.commands]
+
+
+@pytest.mark.parametrize("page", **ids(PAGES))
+def test_commands_can_be_parsed(page: Path) -> None:
+    for _, (_, name, *words) in commands_in_blocks(page):
+        COMMANDS.commands[name].make_context(name, words)
+    for _, name, *words in inline_commands(page):
+        options = {option for parameter in COMMANDS.commands[name].params for option in parameter.opts}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options | {"--help"}, words
+
+
+def test_some_commands_are_parsed() -> None:
+    assert sum(len(commands_in_blocks(page)) for page in PAGES) >= 6
+    assert sum(len(inline_commands(page)) for page in PAGES) >= 6
+
+
+def test_extras_that_pages_and_errors_name_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = [path.read_text() for path in (*PAGES, *(ROOT / "src").rglob("*.py"))]
+    named = {one for text in texts for given in re.findall(r"(?:headrace|\.)\[([a-z,-]+)\]", text) for one in given.split(",")}
+    assert {"cli", "ray", "ray-client", "images", "zstd", "demo"} <= named
+    assert named <= extras.keys()
