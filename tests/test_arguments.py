@@ -14,6 +14,7 @@ from headrace import (
     Deferred,
     Executor,
     InlineExecutor,
+    LengthBucketed,
     Order,
     PackedList,
     Plan,
@@ -29,6 +30,7 @@ from headrace import (
 from loader.argument_cases import FLAG, Wrong
 
 PLAN = {"order": Shuffled(), "length": 5}
+NO_SIZE = {"batch_size": None}
 OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
     Sequential: ({}, {}),
     Shuffled: ({}, {}),
@@ -75,6 +77,36 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
                 Wrong([1, "a", object()], TypeError, "labels cannot be put in order"),
             ],
             "length": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
+        },
+    ),
+    LengthBucketed: (
+        {"lengths": [3], "batch_size": 1},
+        {
+            "lengths": [
+                Wrong([], ValueError, "lengths is empty"),
+                Wrong(None, TypeError, "lengths=None is not allowed: expected a non-empty sequence of numbers > 0"),
+                Wrong(["a"], TypeError, "lengths of dtype <U1 are not allowed: expected numbers > 0"),
+                Wrong([[1, 2]], ValueError, r"lengths of shape \(1, 2\) is not allowed"),
+                Wrong([3, 0, 0], ValueError, r"lengths\[1\]=0 is not allowed.*2 of 3 lengths are 0.*Leave these"),
+                Wrong([3, -1], ValueError, r"lengths\[1\]=-1 is not allowed"),
+                Wrong([3.0, float("nan")], ValueError, r"lengths\[1\]=nan is not allowed"),
+            ],
+            "batch_size": [
+                Wrong(0, ValueError),
+                Wrong(None, ValueError, "batch_size=None, max_tokens=None is not allowed: expected exactly one"),
+            ],
+            "max_tokens": [
+                Wrong(9, ValueError, "batch_size=1, max_tokens=9 is not allowed"),
+                Wrong(2, ValueError, r"lengths\[0\]=3 is not allowed: expected at most max_tokens=2", NO_SIZE),
+                Wrong(0, ValueError, beside=NO_SIZE),
+                Wrong(float("inf"), ValueError, beside=NO_SIZE),
+                Wrong("9", TypeError, beside=NO_SIZE),
+                Wrong(True, TypeError, beside=NO_SIZE),
+            ],
+            "per_rank": [Wrong(0, ValueError), Wrong(1.5, TypeError)],
+            "cells": [Wrong(0, ValueError), Wrong("8", TypeError)],
+            "spread": [Wrong(0, ValueError), Wrong(1.5, ValueError), Wrong("0.1", TypeError)],
+            "window": [Wrong(0, ValueError), Wrong(1.5, TypeError)],
         },
     ),
     InlineExecutor: ({}, {}),
@@ -163,4 +195,4 @@ def test_no_argument_is_missing() -> None:
 )
 def test_a_wrong_argument(made: Callable[..., Any], name: str, case: Wrong) -> None:
     with pytest.raises(case.error, match=case.text or re.escape(f"{name}={case.value!r} is not allowed")):
-        made(**OTHERS[made][0] | {name: case.value})
+        made(**OTHERS[made][0] | {name: case.value} | case.beside)

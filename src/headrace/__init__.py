@@ -16,7 +16,7 @@ from headrace.errors import (
 )
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.loader import DataLoader
-from headrace.plan import Balanced, Blocks, Order, Plan, Sequential, Shuffled, Subset, Weighted
+from headrace.plan import Balanced, Blocks, LengthBucketed, Order, Plan, Sequential, Shuffled, Subset, Weighted
 from headrace.randomness import rng, torch_rng
 from headrace.shards import ImageDecoder, ShardWriter, TarDataset, TarStream
 from headrace.telemetry.stats import Stats
@@ -35,6 +35,7 @@ __all__ = [
     "HeadraceError",
     "ImageDecoder",
     "InlineExecutor",
+    "LengthBucketed",
     "MissingExtra",
     "Order",
     "PackedList",

@@ -116,6 +116,8 @@ def fact_of(loader: Any) -> Fact:
         "samples": place.samples,
         "steps": shape.steps(place.epoch),
     }
+    if shape.order.per_rank is not None:
+        fact["batch_size"] = shape.batch_size
     return fact | {"order": shape.order.described}
 
 

@@ -170,16 +170,17 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         self._transfer: Any = None
         self._pinning: Any = None
         self._share: Any = None
+        resolved = None if sampled or is_iterable(dataset) else options.order_of(self, bool(shuffle))
         self._source = Source(
             kind=kind,
             dataset=self.dataset,
-            batch_size=batch_size or 1,
+            batch_size=(resolved and resolved.per_rank) or batch_size or 1,
             tail="drop" if drop_last else (tail or "pad"),
             tail_argument='tail="drop"' if tail else "drop_last=True",
             distributed=distributed,
             seed=seed,
             generator=generator,
-            order=None if sampled or is_iterable(dataset) else options.order_of(self, bool(shuffle)),
+            order=resolved,
             sampler=type(sampler if batch_sampler is None else batch_sampler).__qualname__ if sampled else "",
         )
         self._schedule = Schedule(self._source)

@@ -87,7 +87,8 @@ def order_of(loader: Any, shuffle: bool) -> Order:
     """Return the order of a loader without a sampler: the user's, the dataset's own, or torch's.
 
     Raises:
-        ValueError: The dataset's own order was made for a dataset of another length.
+        ValueError: The dataset's own order was made for a dataset of another length, or the order has batches of its
+            own and the loader a batch size as well.
     """
     order: Order | None = loader.order
     if order is None and shuffle:
@@ -95,6 +96,9 @@ def order_of(loader: Any, shuffle: bool) -> Order:
         _check_order(order, loader.dataset)
     if order is None:
         return Shuffled() if shuffle else Sequential()
+    if order.per_rank is not None and loader.batch_size != 1:
+        fix = "The order says what a batch holds: leave batch_size out."
+        bad_value("batch_size", loader.batch_size, f"1, the default, with order={order!r}", fix)
     return order.shuffled() if shuffle and isinstance(order, Subset) else order
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import bad_type, bad_value, check_flag, shown
+from headrace.plan.batching import Batching
 from headrace.plan.keys import key
 from headrace.plan.permute import permutation
-from headrace.types import Indices, Positions
+from headrace.types import Indices, Positions, Tail
 
 EpochOrder: TypeAlias = Callable[[Positions], Indices]
 """One epoch's order: positions >= 0 in, dataset indices out, shape (n,) to (n,)."""
@@ -62,6 +63,9 @@ class Order(ABC):
     random: bool = True
     """Whether the sequence changes with seed and epoch."""
 
+    per_rank: int | None = None
+    """How many batches of its own each rank takes at a step; None where the loader's `batch_size` cuts the epoch."""
+
     @abstractmethod
     def samples(self, length: int) -> int:
         """Count the samples of one epoch over a dataset of `length` samples.
@@ -76,6 +80,28 @@ class Order(ABC):
 
         The function it returns takes any position >= 0; those at and beyond `samples(length)` are pads.
         """
+
+    def batches(self, seed: int, ranks: int, batch_size: int, tail: Tail) -> Batching | None:
+        """Return how the order itself cuts its epochs into global batches; None unless it has `per_rank`.
+
+        Args:
+            seed: The plan's seed.
+            ranks: The size of the world.
+            batch_size: How many of its batches each rank takes at a step.
+            tail: The rule for the end of the epoch.
+        """
+        return None
+
+    def similar(self, seed: int, epoch: int, position: int, samples: int) -> tuple[int, int]:
+        """Return the range of positions whose samples may replace that at `position`, if it is broken.
+
+        Args:
+            seed: The plan's seed.
+            epoch: The epoch.
+            position: A position of the epoch, or a pad's.
+            samples: The epoch's samples.
+        """
+        return 0, samples
 
     def _parameters(self) -> tuple[Any, ...]:
         """Return the numbers and arrays by which two orders of one type are compared."""

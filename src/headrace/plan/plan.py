@@ -57,7 +57,8 @@ class Plan:
             r · batch_size on. The ranks' batches, laid end to end, are then in the epoch's order with the pads at
             the end, as Accelerate's `gather_for_metrics` expects it. An order with a deal of its own (`Balanced`)
             keeps that, except in a batch that holds pads: laid end to end, its batches are in no particular order.
-        batching: Cuts the epoch's positions into global batches: `EvenBatches`, or another `Batching`.
+        batching: Cuts the epoch's positions into global batches: `EvenBatches`, or another `Batching`. An order that
+            cuts its epochs itself (`LengthBucketed`) comes before it; `batch_size` then counts the order's batches.
 
     Raises:
         TypeError: A number is not an integer.
@@ -94,7 +95,9 @@ class Plan:
         object.__setattr__(self, "samples", self.order.samples(self.length))
         if not (isinstance(self.batching, type) and issubclass(self.batching, Batching)):
             bad_type("batching", self.batching, "a subclass of Batching", "Leave it out for batches of equal size.")
-        batches = self.batching(self.samples, self.world.size, self.batch_size, self.tail)
+        batches = self.order.batches(self.seed, self.world.size, self.batch_size, self.tail)
+        if batches is None:
+            batches = self.batching(self.samples, self.world.size, self.batch_size, self.tail)
         object.__setattr__(self, "_batches", batches)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,6 +125,8 @@ class Plan:
         """
         self._check(cursor)
         steps = self._batches.steps(epoch, cursor)
+        if not self.even:
+            return sum(self.size(epoch, step, cursor) for step in range(steps))
         if not steps:
             return 0
         start, stop = self._batches.bounds(epoch, steps - 1, cursor)
@@ -239,14 +244,16 @@ class Plan:
         `SUBSTITUTES` of them, or fewer where the order has no more.
         """
         drawn = hash64(key("substitute", self.seed, epoch, position), np.arange(_SUBSTITUTE_DRAWS))
-        positions = (drawn % np.uint64(self.samples)).astype(np.int64)
+        start, stop = self.order.similar(self.seed, epoch, position, self.samples)
+        positions = start + (drawn % np.uint64(stop - start)).astype(np.int64)
         broken, *others = self.indices(epoch, np.append(position, positions)).tolist()
         return [index for index in dict.fromkeys(others) if index != broken][:SUBSTITUTES]
 
     def cursor_after(self, epoch: int, step: int, cursor: int = 0) -> int:
         """Return the position up to which all ranks together have read after a step; `samples` means done."""
         _, stop = self._batches.bounds(epoch, step, cursor)
-        return self.samples if stop >= self._batches.end(epoch, cursor) else stop
+        following, end = self._batches.bounds(epoch, step + 1, cursor)
+        return stop if following < end else self.samples
 
     def _check(self, cursor: int) -> None:
         whole_number("cursor", cursor, high=self.samples, fix="It counts the epoch's samples already read.")

@@ -141,6 +141,8 @@ class Source:
             world=self.world(),
             tail=self.current_tail(),
             in_runs=self.in_runs,
+            # Orders that cut their epochs themselves have another number of steps under another seed.
+            seed=0 if self.order.per_rank is None else self.resolved_seed(),
         )
 
     def plan(self) -> Plan:
@@ -159,10 +161,13 @@ class Source:
             )
         if plan != self._plan:
             self._plan = plan
-            if not plan.end(0):
+            if plan.tail == "drop" and not plan.size(0, 0):
+                size = (
+                    f"{plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}" if plan.even else "the order"
+                )
                 warnings.warn(
                     f"{self.tail_argument} leaves no batch at all: {plan.samples} samples are fewer than one global "
-                    f"batch of {plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}. Use a smaller "
+                    f"batch of {size}. Use a smaller "
                     'batch_size, or tail="pad" or "exact" instead.',
                     stacklevel=6,
                 )
