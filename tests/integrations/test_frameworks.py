@@ -90,7 +90,7 @@ def test_accelerate_has_its_configuration_heeded_or_the_user_told(beside_torch: 
         for told in skipped, twice:
             assert "use the methods of Accelerator of these names" in told
         assert rank["replaced"]
-        assert "distributed=None is not allowed: expected a World(rank, size), since 2 processes" in rank["mesh"]
+        assert "distributed=None is not allowed: expected a World or a DeviceMesh, since 2 processes" in rank["mesh"]
         assert rank["together"] == [list(range(9))]
         assert "saved with split='in runs', this loader has True" in rank["in turn"], "it would skip other samples"
         assert rank["unknown length"] == [*range(19), 0], "the pad cannot be told"

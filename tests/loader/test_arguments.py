@@ -14,6 +14,7 @@ from headrace import (
     Budget,
     DataLoader,
     InlineExecutor,
+    LengthBucketed,
     ProcessExecutor,
     RayExecutor,
     Sequential,
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore:This 
 SAMPLER = {"sampler": [1, 0]}
 OWN_BATCHES = {"batch_sampler": [[1, 0]]}
 TWO_WORKERS = {"num_workers": 2}
+FOUR = {"batch_size": 4}
 INLINE = {"executor": "inline", "num_workers": 2}
 DATASET = "is not allowed: expected a dataset with __getitem__ and __len__"
 
@@ -133,7 +135,17 @@ LOADER: dict[str, list[Case]] = {
         Wrong(list(range(10**6)), TypeError, r"order=\[0, 1, 2, 3, 4, 5, \.\.\.\] is not allowed"),
         Wrong(Weighted([1.0] * 6), ValueError, r"len\(weights\)=6 is not allowed.*len\(dataset\)=5"),
         Wrong(Sequential(), ValueError, r"order=Sequential\(\) is not allowed", {"dataset": Numbers()}),
+        Wrong(LengthBucketed([1] * 6, 2), ValueError, r"len\(lengths\)=6 is not allowed.*len\(dataset\)=5"),
+        Wrong(LengthBucketed([1] * 5, 2), ValueError, "batch_size=4 is not allowed.*leave batch_size out", FOUR),
         Ignored(Sequential(), SAMPLER),
+    ],
+    "epoch_samples": [
+        *(Wrong(value, ValueError) for value in (0, -1)),
+        *(Wrong(value, TypeError) for value in (1.5, "5", True)),
+        Wrong(3, ValueError, r"epoch_samples=3 is not allowed: expected None with an Itera", {"dataset": Numbers()}),
+        Wrong(3, ValueError, r"epoch_samples=3 .*Balanced\(labels, length=", {"order": Balanced([0, 1, 0, 1, 0])}),
+        Wrong(3, ValueError, beside={"order": LengthBucketed([1] * 5, 2)}),
+        Ignored(3, SAMPLER),
     ],
     "distributed": [
         *(Wrong(value, TypeError) for value in (2, 0, (0, 2), "yes")),

@@ -44,7 +44,7 @@ class Numbers(IterableDataset[int]):
         ({"seed": True}, TypeError, r"seed=True is not allowed.*got bool"),
         ({"order": "shuffled"}, TypeError, r"order='shuffled' is not allowed.*shuffle=True"),
         ({"order": [3, 1]}, TypeError, r"order=\[3, 1\] is not allowed.*goes to sampler="),
-        ({"distributed": 2}, TypeError, r"distributed=2 is not allowed: expected None, True, False or World"),
+        ({"distributed": 2}, TypeError, r"distributed=2 is not allowed: expected None, True, False, World"),
         ({"distributed": (0, 2)}, TypeError, r"distributed=\(0, 2\) is not allowed"),
         ({"tail": "wrap"}, ValueError, r"tail='wrap' is not allowed: expected None or one of \('pad', 'drop', 'exact'"),
         ({"tail": "pad", "drop_last": True}, ValueError, r"tail='pad' is not allowed.*drop_last=True"),

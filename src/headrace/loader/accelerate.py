@@ -203,7 +203,7 @@ class Prepared:
         parallel = accelerator.parallelism_config
         together = 1 if parallel is None else parallel.tp_size * parallel.cp_size
         if together > 1 and (self.distributed is None or self.distributed is True):
-            allowed = f"a World(rank, size), since {together} processes at a time must read the same batches"
+            allowed = f"a World or a DeviceMesh, since {together} processes at a time must read the same batches"
             fix = "Count its rank and size in such groups, e.g. World(process_index // group, num_processes // group)."
             bad_value("distributed", self.distributed, allowed, fix)
         if asked.split_batches:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.utils.data
 from numpy.typing import NDArray
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
 from headrace.delivery.budget import Budget
@@ -54,11 +55,17 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         pin_memory_device: As torch's (deprecated there).
         in_order: As torch's.
         seed: Keys shuffling and augmentation, in [0, 2^64). Default: 0 under a process group, else drawn.
-        order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`. With
-            `shuffle=True` and without `order`, an attribute `order` of the dataset that is an `Order` is used.
-        distributed: None splits over the world there is when iteration begins; False reads everything on
-            every rank; a `World(rank, size)` is taken as given. True is None, and deals also the samples of an
-            iterable dataset to the ranks, which must not split itself as well.
+        order: Another order than sequential or shuffled: `Weighted(...)`, `Balanced(...)`, `Subset(...)`,
+            `LengthBucketed(...)`, which also says what a batch holds, `Blocks(...)`. With `shuffle=True` and without
+            `order`, an attribute `order` of the dataset that is an `Order` is used.
+        epoch_samples: The samples of an epoch, over all ranks, >= 1: epochs are then cut from an endless sequence, in
+            which one epoch of the order follows another. So an epoch may be shorter or longer than the dataset, as in
+            pretraining, and still no sample comes again before all others came. Default: the order's own number.
+        distributed: None splits over the world there is when iteration begins; False reads everything on every rank. A
+            `World(rank, size)` is taken as given. A `DeviceMesh` splits over the ranks of all its dimensions, e.g.
+            `mesh["dp_replicate", "dp_shard"]`; ranks that differ in other dimensions alone, as under tensor
+            parallelism, read the same. True is None, and deals also the samples of an iterable dataset to the ranks,
+            which must not split itself as well.
         tail: What happens at the end of an epoch that does not divide evenly: "pad" (the default: equal steps
             on all ranks, up to W-1 samples are read twice), "drop" (whole global batches only), or "exact"
             (every sample once; a rank may have a step less). `Plan` has a table of the three.
@@ -120,7 +127,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         order: Order | None = None,
-        distributed: bool | World | None = None,
+        epoch_samples: int | None = None,
+        distributed: bool | World | DeviceMesh | None = None,
         tail: Tail | None = None,
         executor: Literal["process", "thread", "inline", "ray"] | Executor | None = None,
         fetch_threads: int = 1,
@@ -132,6 +140,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         # Kept as they were given, under their own names: frameworks rebuild loaders from such attributes.
         self.seed = seed
         self.order = order
+        self.epoch_samples = epoch_samples
         self.distributed = distributed
         self.tail = tail
         self.executor = executor

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import (
     BatchSampler,
     IterDataPipe,
@@ -22,10 +23,11 @@ from headrace.delivery.device.choice import checked_device
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.plan import Order, Sequential, Shuffled, Subset
+from headrace.plan.endless import Endless
 from headrace.plan.plan import MAX_SEED
 from headrace.progress.source import Kind
 from headrace.system import world
-from headrace.types import ON_ERROR, TAILS, World
+from headrace.types import ON_ERROR, TAILS
 from headrace.worker.sharing import own_splitter
 from headrace.worker.work import is_iterable
 
@@ -37,7 +39,7 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
 }
 
 _OWN = (
-    *("seed", "order", "distributed", "tail", "executor", "fetch_threads", "on_error"),
+    *("seed", "order", "epoch_samples", "distributed", "tail", "executor", "fetch_threads", "on_error"),
     *("device", "device_prefetch", "max_prefetch_bytes"),
 )
 
@@ -52,6 +54,9 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "prefetch_factor": (None, 2),  # torch puts 2 in the place of None
 }
 """The values that mean that an argument was left out, where there are others than None."""
+
+_SHARED_DATA = ("tp", "pp", "cp")
+"""Usual names of dimensions of a mesh along which all ranks compute on the same batch."""
 
 _PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Torch's samplers that do not split an epoch over ranks."""
@@ -78,7 +83,8 @@ def kind_of(loader: Any, sampled: bool, shuffle: bool) -> Kind:
         return Kind.SAMPLER
     if is_iterable(loader.dataset):
         return Kind.STREAM
-    plain = all(getattr(loader, name) is None for name in ("seed", "order", "distributed", "tail"))
+    chosen = (loader.seed, loader.order, loader.epoch_samples, loader.distributed, loader.tail)
+    plain = all(one is None for one in chosen)
     plain = plain and loader.on_error == "raise" and executor_of(loader.executor, loader.num_workers).parity
     return Kind.PARITY if plain and not (shuffle and order_of_dataset(loader.dataset)) else Kind.PLAN
 
@@ -88,18 +94,22 @@ def order_of(loader: Any, shuffle: bool) -> Order:
 
     Raises:
         ValueError: The dataset's own order was made for a dataset of another length, or the order has batches of its
-            own and the loader a batch size as well.
+            own and the loader a batch size, or `epoch_samples`, as well.
     """
     order: Order | None = loader.order
     if order is None and shuffle:
         order = order_of_dataset(loader.dataset)
         _check_order(order, loader.dataset)
     if order is None:
-        return Shuffled() if shuffle else Sequential()
+        order = Shuffled() if shuffle else Sequential()
+    if shuffle and isinstance(order, Subset):
+        order = order.shuffled()
+    if loader.epoch_samples is not None:
+        order = Endless(order, loader.epoch_samples)
     if order.per_rank is not None and loader.batch_size != 1:
         fix = "The order says what a batch holds: leave batch_size out."
         bad_value("batch_size", loader.batch_size, f"1, the default, with order={order!r}", fix)
-    return order.shuffled() if shuffle and isinstance(order, Subset) else order
+    return order
 
 
 def order_of_dataset(dataset: Any) -> Order | None:
@@ -122,9 +132,12 @@ def check(loader: Any, own_sampler: bool) -> None:
     if loader.seed is not None:
         whole_number("seed", loader.seed, high=MAX_SEED, fix="Any 64-bit number will do.")
     _check_order(loader.order, loader.dataset)
-    if loader.distributed is not None and not isinstance(loader.distributed, bool | World):
-        fix = "Leave it out to split over the process group."
-        bad_type("distributed", loader.distributed, "None, True, False or World(rank, size)", fix)
+    if loader.epoch_samples is not None:
+        whole_number("epoch_samples", loader.epoch_samples, low=1, fix="Count the samples of an epoch over all ranks.")
+        if is_iterable(loader.dataset):
+            fix = "Its epochs end with the stream."
+            bad_value("epoch_samples", loader.epoch_samples, "None with an IterableDataset", fix)
+    _check_distributed(loader.distributed)
     if loader.tail is not None and loader.tail not in TAILS:
         bad_value("tail", loader.tail, f"None or one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
     if loader.drop_last and loader.tail in ("pad", "exact"):
@@ -141,6 +154,17 @@ def check(loader: Any, own_sampler: bool) -> None:
     if loader.max_prefetch_bytes is not None and not isinstance(loader.max_prefetch_bytes, Budget):
         fix = "Pass a number of bytes, or a headrace.Budget that several loaders share."
         whole_number("max_prefetch_bytes", loader.max_prefetch_bytes, low=1, fix=fix)
+
+
+def _check_distributed(distributed: object) -> None:
+    if not (distributed is None or isinstance(distributed, bool) or world.is_given(distributed)):
+        fix = "Leave it out to split over the process group."
+        bad_type("distributed", distributed, "None, True, False, World(rank, size) or a DeviceMesh", fix)
+    names = (isinstance(distributed, DeviceMesh) and distributed.mesh_dim_names) or ()
+    if shared := [name for name in names if name in _SHARED_DATA]:
+        data = [name for name in names if name not in _SHARED_DATA]
+        fix = f"Pass mesh[{', '.join(map(repr, data)) or repr('dp')}]: ranks along {shared[0]!r} need the same batches."
+        bad_value("distributed", distributed, "a mesh of data-parallel dimensions alone", fix)
 
 
 def _check_order(order: object, dataset: Any) -> None:
@@ -245,7 +269,7 @@ def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
             yield f"{names} is ignored: datapipes are read by torch's own iterators. Use a Dataset or IterableDataset."
         return
     if own_sampler:
-        names = _given(loader, ("seed", "order", "tail", "distributed"))
+        names = _given(loader, ("seed", "order", "epoch_samples", "tail", "distributed"))
         if names:
             yield (
                 f"{names} is ignored: the sampler or batch_sampler that was passed decides alone. "
@@ -253,7 +277,7 @@ def _ignored(loader: Any, shuffle: object, own_sampler: bool) -> Iterator[str]:
             )
     elif loader.seed is not None and loader.generator is not None:
         yield f"generator is ignored: seed={loader.seed} keys all randomness. Leave one of the two out."
-    streamed, dealt = is_iterable(loader.dataset), loader.distributed is True or isinstance(loader.distributed, World)
+    streamed, dealt = is_iterable(loader.dataset), loader.distributed is True or world.is_given(loader.distributed)
     if streamed and loader.tail is not None and not dealt:
         yield (
             f"tail={loader.tail!r} is ignored: the samples of an IterableDataset are not dealt to the ranks unless you "

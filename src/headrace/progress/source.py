@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.plan import Order, Plan
 from headrace.system import world
@@ -68,7 +69,7 @@ class Source:
     batch_size: int
     tail: Tail
     tail_argument: str
-    distributed: bool | World | None
+    distributed: bool | World | DeviceMesh | None
     seed: int | None
     generator: torch.Generator | None
     order: Order | None
@@ -176,7 +177,7 @@ class Source:
 
     def splits_stream(self) -> bool:
         """Tell whether an iterable dataset's samples are dealt to the ranks: only if the user asked for it."""
-        return self.distributed is True or isinstance(self.distributed, World)
+        return self.distributed is True or world.is_given(self.distributed)
 
     def stream_share(self) -> StreamShare | None:
         """Return how an iterable dataset's samples are dealt to the ranks; None where they are not."""

@@ -2,7 +2,9 @@
 
 import os
 
+import numpy as np
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.errors import bad_value
 from headrace.types import World
@@ -13,20 +15,28 @@ _ALONE = World()
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def resolve(distributed: bool | World | None) -> World:
+def resolve(distributed: bool | World | DeviceMesh | None) -> World:
     """Return this process's world as it is now; call it at iteration, not at construction.
 
     An initialised process group wins over the environment (`RANK` and `WORLD_SIZE`, which launchers
     set, and which may be missing or stale before the group exists). Without either the world is one rank.
 
     Args:
-        distributed: The loader's argument: a `World` is taken as it is, False means one rank.
+        distributed: The loader's argument: a `World` is taken as it is, False means one rank. Of a `DeviceMesh` all
+            dimensions count, the last one fastest; ranks with equal coordinates in it read the same.
 
     Raises:
-        ValueError: The environment's rank and world size are not numbers, or contradict each other.
+        ValueError: The environment's rank and world size are not numbers, or contradict each other; or this process
+            does not belong to the mesh.
     """
     if isinstance(distributed, World):
         return distributed
+    if isinstance(distributed, DeviceMesh):
+        place = distributed.get_coordinate()
+        if place is None:
+            fix = "Make the loader only on the mesh's ranks, or pass a mesh of all that read."
+            bad_value("distributed", distributed, f"a mesh that rank {dist.get_rank()} belongs to", fix)
+        return World(int(np.ravel_multi_index(place, distributed.shape)), distributed.size())
     if distributed is False:
         return _ALONE
     if dist.is_available() and dist.is_initialized():
@@ -45,9 +55,14 @@ def resolve(distributed: bool | World | None) -> World:
         )
 
 
-def of_environment(distributed: bool | World | None) -> bool:
-    """Tell whether `resolve` reads the environment, since there is neither a `World` nor a process group."""
-    return distributed in (None, True) and not (dist.is_available() and dist.is_initialized())
+def is_given(distributed: object) -> bool:
+    """Tell whether the loader's argument says by itself whose share this process reads."""
+    return isinstance(distributed, World | DeviceMesh)
+
+
+def of_environment(distributed: object) -> bool:
+    """Tell whether `resolve` reads the environment, since there is no world, mesh or process group."""
+    return (distributed is None or distributed is True) and not (dist.is_available() and dist.is_initialized())
 
 
 def environment() -> dict[str, str | None]:
