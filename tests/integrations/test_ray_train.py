@@ -4,7 +4,6 @@ import gc
 import json
 import signal
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import psutil

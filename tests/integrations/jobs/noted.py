@@ -1,4 +1,4 @@
-"""A dataset that shows what made its samples, for jobs that ask whether a framework left the loader's executor alone."""
+"""A dataset that notes what made its samples, to show that a framework has left the loader's executor alone."""
 
 from collections.abc import Iterable
 from typing import Any
