@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch.utils.data import Dataset, Subset
 
+from headrace.cli.factory.load import load_factory
 from headrace.cli.parallel import in_processes, number_of_jobs
-from headrace.cli.verify.factory import load_factory
 from headrace.errors import whole_number
 from headrace.loader.dataloader import DataLoader
 from headrace.plan.keys import key

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.factory.load import load_factory
 from headrace.cli.verify.cells import (
     EXECUTORS,
     NO_RESUME,
@@ -29,7 +30,6 @@ from headrace.cli.verify.cells import (
     start_forkserver,
 )
 from headrace.cli.verify.digest import differing
-from headrace.cli.verify.factory import load_factory
 from headrace.cli.verify.why import Fetch, Probe
 from headrace.errors import bad_value, whole_number
 

@@ -1,0 +1,1 @@
+"""`headrace tune`: which settings feed a trainer best, and what limits them."""

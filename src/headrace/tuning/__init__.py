@@ -1,0 +1,1 @@
+"""Search for a loader's best settings: arithmetic over measurements that somebody else takes."""
