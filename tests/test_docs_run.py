@@ -29,12 +29,12 @@ def ids(items: Any) -> dict[str, Any]:
 
 def run(groups: list[Group], folder: Path, scripts: ScriptServer) -> None:
     """Run groups, and see that each succeeds and prints what it should."""
-    (folder / "groups.json").write_text(json.dumps([group.steps for group in groups]))
+    (folder / "groups.json").write_text(json.dumps([(group.steps, group.ranks) for group in groups]))
     with scripts.start(ROOT / "tests" / "docs" / "run_blocks.py", str(folder)) as script:
         told = script.communicate()
     assert (script.returncode, told) == (0, ("", "")), told
     for number, group in enumerate(groups):
-        printed = (folder / f"{number}.txt").read_text()
+        printed = "".join(file.read_text() for file in sorted(folder.glob(f"{number}.*.txt")))
         assert not (folder / f"{number}.failed").exists(), f"{group.name}:\n{printed}"
         for text in group.prints:
             assert text in printed, f"{group.name} does not print {text!r}:\n{printed}"
@@ -97,6 +97,7 @@ def test_some_commands_are_parsed() -> None:
 def test_extras_that_pages_and_errors_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     texts = [path.read_text() for path in (*PAGES, *(ROOT / "src").rglob("*.py"))]
-    named = {one for text in texts for given in re.findall(r"(?:headrace|\.)\[([a-z,-]+)\]", text) for one in given.split(",")}
+    lists = [given for text in texts for given in re.findall(r"(?:headrace|\.)\[([a-z,-]+)\]", text)]
+    named = {extra for given in lists for extra in given.split(",")}
     assert {"cli", "ray", "ray-client", "images", "zstd", "demo"} <= named
     assert named <= extras.keys()

@@ -9,16 +9,22 @@ A comment in the line above a block says how it runs, with one or more of these,
     <!-- run: on gpu -->                with "cuda" replaced by "cpu", where there is no such device
     <!-- run: prints "TEXT" -->         and must print this
     <!-- run: needs MODULE -->          alone, and only where this package is installed
-    <!-- run: on ray -->                in a process that has joined a Ray cluster
+    <!-- run: on 2 ranks -->            alone, on so many ranks
+    <!-- run: on ray -->                in a process that may join a Ray cluster
+    <!-- run: into FILE -->             is written into this file instead
+    <!-- run: continued -->             commands, together with the page's Python
+    <!-- run: before -->, after         of a diff this side alone
 
-The blocks of a page without "alone" share one namespace, in order: they are one example. Both sides of a ```diff run, each
-alone. In blocks that are no Python, the commands of headrace run if there is such a comment; otherwise they are parsed.
+The blocks of a page without "alone" share one namespace and one folder, in order: they are one example. Both sides of a
+```diff run, each alone. In blocks that are no Python, the commands of headrace run if there is such a comment;
+otherwise they are only parsed.
 """
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +33,7 @@ HERE = Path(__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _FENCE = re.compile(r"^(?:<!-- run: (?P<how>.*?) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
+_PART = re.compile(r'(?:"[^"]*"|[^;"])+')
 _COMMAND = re.compile(r"^(?:\$ )?(headrace .*)$", re.M)
 _INLINE = re.compile(r"`(headrace [a-z][^`]*)`")
 
@@ -66,16 +73,33 @@ class Block:
     @property
     def alone(self) -> bool:
         """Whether it shares no namespace."""
-        return self.language != "python" or "alone" in self.how or bool(self.named("needs"))
+        alone = "alone" in self.how or bool(self.named("needs"))
+        return alone or (self.language != "python" and "continued" not in self.how)
 
     def replaced(self, code: str) -> str:
         """Return code with what the comment wants replaced."""
         for part in self.how:
             old, wanted, new = part.partition(" as ")
-            if wanted:
+            if wanted and not part.startswith("prints "):
                 assert old in self.code, f"{self.page.name}:{self.line}: there is no {old}"
                 code = code.replace(old, new)
         return code.replace('"cuda"', '"cpu"') if "on gpu" in self.how and not torch.cuda.is_available() else code
+
+
+class Step(NamedTuple):
+    """One step of a group.
+
+    Attributes:
+        kind: "python", "command", or "file" for code that is only written to one.
+        code: The code, or the command.
+        file: Where Python code comes from; the name of the file to write.
+        line: Where the code begins in its file, from 1.
+    """
+
+    kind: str
+    code: str
+    file: str = ""
+    line: int = 1
 
 
 @dataclass
@@ -84,41 +108,46 @@ class Group:
 
     Attributes:
         name: The page, and the line of its first block if that is alone.
-        steps: (file, line, code) of Python, or ("", 0, command).
+        steps: What it does in turn.
         prints: What its output must have.
         needs: The packages that it needs.
         on_ray: Whether it needs a Ray cluster.
+        ranks: How many processes run it, as ranks of a group; 0 for one that is no rank.
     """
 
     name: str
-    steps: list[tuple[str, int, str]]
-    prints: list[str]
-    needs: list[str]
-    on_ray: bool
+    steps: list[Step] = field(default_factory=list)
+    prints: list[str] = field(default_factory=list)
+    needs: list[str] = field(default_factory=list)
+    on_ray: bool = False
+    ranks: int = 0
 
     def add(self, block: Block, code: str) -> None:
         """Let a block run after the others."""
         for name in block.named("with"):
             self._add_file(HERE / "before" / f"{name}.py")
-        if block.language in ("python", "diff"):
-            self.steps.append((str(block.page), block.line, block.replaced(code)))
+        if file := block.named("into"):
+            self.steps.append(Step("file", code, *file))
+        elif block.language in ("python", "diff"):
+            self.steps.append(Step("python", block.replaced(code), str(block.page), block.line))
         else:
-            self.steps += [("", 0, block.replaced(shlex.join(command))) for command in block.commands]
+            self.steps += [Step("command", block.replaced(shlex.join(command))) for command in block.commands]
         for name in block.named("then"):
             self._add_file(HERE / "after" / f"{name}.py")
         self.prints += [text.strip('"') for text in block.named("prints")]
         self.needs += block.named("needs")
         self.on_ray |= "on ray" in block.how
+        self.ranks = max([self.ranks, *(int(on.split()[0]) for on in block.named("on") if on.endswith("ranks"))])
 
     def _add_file(self, file: Path) -> None:
-        self.steps.append((str(file), 1, file.read_text()))
+        self.steps.append(Step("python", file.read_text(), str(file)))
 
 
 def blocks_of(page: Path) -> list[Block]:
     """Return all blocks of a page, in order."""
     text, found = page.read_text(), []
     for match in _FENCE.finditer(text):
-        how = tuple(part.strip() for part in (match["how"] or "").split(";") if part.strip())
+        how = tuple(part.strip() for part in _PART.findall(match["how"] or ""))
         line = text.count("\n", 0, match.start("code")) + 1
         found.append(Block(page, line, match["language"], match["code"], how))
     return found
@@ -139,18 +168,21 @@ def sides(diff: str) -> tuple[str, str]:
 
 def groups_of(page: Path, not_run: set[tuple[str, str]]) -> list[Group]:
     """Return what of a page runs, apart from some (page's name, first line)."""
-    shared, groups = Group(page.name, [], [], [], False), []
+    shared, groups = Group(page.name), []
     for block in blocks_of(page):
         if (page.name, block.first_line) in not_run:
             continue
         codes = [block.code]
         if block.language == "diff":
-            codes = [side for side, which in zip(sides(block.code), ("before", "after"), strict=True)
-                     if not ({"before", "after"} & {*block.how}) or which in block.how]
+            codes = [
+                side
+                for side, which in zip(sides(block.code), ("before", "after"), strict=True)
+                if not ({"before", "after"} & {*block.how}) or which in block.how
+            ]
         elif block.language != "python" and not block.how:
             continue
         for code in codes:
-            group = Group(f"{page.name}:{block.line}", [], [], [], False) if block.alone else shared
+            group = Group(f"{page.name}:{block.line}") if block.alone else shared
             group.add(block, code)
             if block.alone:
                 groups.append(group)

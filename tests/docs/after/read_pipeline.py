@@ -1,0 +1,1 @@
+assert sum(len(labels) for _, labels in loader) == 128
