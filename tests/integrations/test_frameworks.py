@@ -40,6 +40,7 @@ def test_lightning_trainer(tmp_path: Path) -> None:
     check_shuffled_epochs(ranks, 23)
     assert sorted(ranks[0]["validated"] + ranks[1]["validated"]) == list(range(13))
     assert sorted(ranks[0]["predicted"] + ranks[1]["predicted"]) == list(range(14))
+    assert all(rank["made by threads"] for rank in ranks)
     assert not any(rank["workers_left"] for rank in ranks)
 
 
@@ -49,7 +50,8 @@ def test_accelerate(tmp_path: Path, size: int) -> None:
     assert all(rank["ours"] for rank in ranks)
     check_shuffled_epochs(ranks, 23)
     for rank in ranks:
-        assert sorted(rank["gathered"]) == list(range(23)), "pads are cut off"
+        assert rank["gathered"] == list(range(23)), "pads are cut off"
+        assert rank["made by threads"]
         assert rank["ends"] == [False] * (len(rank["ends"]) - 1) + [True]
         assert rank["synced"] == [step % 2 == 1 or end for step, end in enumerate(rank["ends"])]
         assert not rank["idle"]
@@ -90,6 +92,9 @@ def test_accelerate_has_its_configuration_heeded_or_the_user_told(beside_torch: 
         for told in skipped, twice:
             assert "use the methods of Accelerator of these names" in told
         assert rank["replaced"]
+        assert rank["placed"] == [True, [[], []]], (
+            "a loader with a device of its own moves the batches, and no one else"
+        )
         assert "distributed=None is not allowed: expected a World or a DeviceMesh, since 2 processes" in rank["mesh"]
         assert rank["together"] == [list(range(9))]
         assert "saved with split='in runs', this loader has True" in rank["in turn"], "it would skip other samples"
@@ -114,13 +119,13 @@ def test_what_was_read_under_accelerate_goes_on_elsewhere(beside_torch: list[Any
 
 
 def test_lightning_trainer_goes_on_from_any_step(tmp_path: Path) -> None:
-    (outcomes,) = run_ranks(JOBS / "trainer_resume.py", 1, tmp_path)
-    assert outcomes == [[True, True, True]] * 6, "stopped there; the same batches; the same parameters"
+    for outcomes in run_ranks(JOBS / "trainer_resume.py", 2, tmp_path):
+        assert outcomes == [[True, True, True]] * 6, "stopped there; the same batches; the same parameters"
 
 
 def test_fabric_and_accelerate_save_and_load_the_loader(tmp_path: Path) -> None:
-    (outcomes,) = run_ranks(JOBS / "fabric_resume.py", 1, tmp_path)
-    assert outcomes == dict.fromkeys(outcomes, True)
+    for outcomes in run_ranks(JOBS / "fabric_resume.py", 2, tmp_path):
+        assert outcomes == dict.fromkeys(outcomes, True)
 
 
 @pytest.mark.parametrize(

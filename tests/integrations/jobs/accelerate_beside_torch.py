@@ -231,6 +231,8 @@ def alone() -> dict[str, Any]:
     found["told"] = [str(one.message) for one in told if one.category is UserWarning]
     found["replaced"] = isinstance(replaced, DataLoaderShard)
     accelerator = configured(even_batches=False)
+    placed = DataLoader(range(16), batch_size=4, collate_fn=Movable, device="cpu")
+    found["placed"] = [accelerator.prepare(placed) is placed, [batch.asked for batch in placed]]
     loader = accelerator.prepare(DataLoader(range(43), batch_size=4, shuffle=True, seed=1, num_workers=1))
     loader.verify()
     reader = iter(loader)

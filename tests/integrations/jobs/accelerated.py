@@ -4,13 +4,14 @@ import sys
 
 import torch
 from accelerate import Accelerator
+from noted import Noted
 
 from headrace import DataLoader
 from launch import report
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 loader = DataLoader(range(23), batch_size=4, shuffle=True, num_workers=1)
-held_out = DataLoader(range(23), batch_size=5)
+held_out = DataLoader(Noted(23), batch_size=5, num_workers=1, executor="thread", device="cpu")
 plain = DataLoader(range(23), sampler=range(23), batch_size=4)
 layer = torch.nn.Linear(1, 1)
 model, optimizer, prepared, evaluated, theirs = accelerator.prepare(
@@ -28,7 +29,7 @@ for _ in range(3):
             optimizer.step()
             optimizer.zero_grad()
     epochs.append(read)
-gathered = [index for batch in evaluated for index in accelerator.gather_for_metrics(batch).tolist()]
+gathered = [index for batch in evaluated for index in accelerator.gather_for_metrics(batch)["index"].tolist()]
 split = [index for batch in theirs for index in batch.tolist()]
 report(
     sys.argv[1],
@@ -37,6 +38,7 @@ report(
         "epochs": epochs,
         "ours": prepared is loader and evaluated is held_out,
         "gathered": gathered,
+        "made by threads": held_out.dataset.made_by_threads(),
         "synced": synced[: len(prepared)],
         "ends": ends[: len(prepared)],
         "idle": accelerator.gradient_state.in_dataloader,
