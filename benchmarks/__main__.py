@@ -14,6 +14,7 @@ from torch._utils import cpu_count
 
 from benchmarks.device import device
 from benchmarks.first_batch import first_batch
+from benchmarks.lengths import lengths
 from benchmarks.local import start, transfer
 from benchmarks.memory import memory
 from benchmarks.packed import packed
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "memory": memory,
     "storage": storage,
     "packed": packed,
+    "lengths": lengths,
     "shards": shards,
     "device": device,
     "stage_times": stage_times,
