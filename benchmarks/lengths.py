@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 from benchmarks.rows import Row, Runs, compared, in_turn
 from headrace import DataLoader, LengthBucketed, World
@@ -24,7 +24,7 @@ def lengths_of(seed: int) -> NDArray[np.int64]:
     return np.clip(drawn.astype(np.int64) + 1, 1, 8000)
 
 
-class Lengths:
+class Lengths(Dataset[int]):
     """A dataset whose samples are their own numbers."""
 
     def __len__(self) -> int:
@@ -41,20 +41,20 @@ class Lengths:
 def ours(lengths: NDArray[np.int64], epoch: int, **size: Any) -> list[Batches]:
     """Return each rank's batches by `LengthBucketed`."""
     order = LengthBucketed(lengths, **size)
-    loaders = [
+    loaders: list[Any] = [
         DataLoader(Lengths(), order=order, collate_fn=np.asarray, seed=0, distributed=World(rank, RANKS))
         for rank in range(RANKS)
     ]
     for loader in loaders:
         loader.set_epoch(epoch)
-    return loaders  # type: ignore[return-value]
+    return loaders
 
 
 def shuffled(epoch: int) -> list[NDArray[np.int64]]:
     """Return each rank's samples by torch's DistributedSampler."""
     shares = []
     for rank in range(RANKS):
-        sampler: DistributedSampler[int] = DistributedSampler(Lengths(), RANKS, rank, shuffle=True)  # type: ignore[arg-type]
+        sampler: DistributedSampler[int] = DistributedSampler(Lengths(), RANKS, rank, shuffle=True)
         sampler.set_epoch(epoch)
         shares.append(np.fromiter(sampler, np.int64))
     return shares
