@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,64 +12,63 @@ from launch import run_ranks
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each rank read in a first run, and after the second was killed."""
-    folder = tmp_path_factory.mktemp("hf_trainer")
+def test_hugging_faces_trainer(tmp_path: Path) -> None:
+    """One test of all: its ranks run once, wherever tests are dealt to several processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = Path(__file__).parent / "jobs" / "hf_trainer.py"
-    resumed = run_ranks(script, 2, folder, str(port), HF_HUB_OFFLINE="1")
-    return [
-        {**json.loads((folder / "first" / f"rank{rank}.json").read_text()), **found}
-        for rank, found in enumerate(resumed)
-    ]
+    ranks = run_ranks(script, 2, tmp_path, str(port), HF_HUB_OFFLINE="1")
+    firsts = [json.loads((tmp_path / "first" / f"rank{rank}.json").read_text()) for rank in range(2)]
+    check_shares(*(first["whole"]["epochs"] for first in firsts))
+    for first, rank in zip(firsts, ranks, strict=True):
+        check_steps(**first)
+        check_predictions(first["whole"])
+        assert rank["killed"]
+        check_resumed(first["whole"], rank["resumed"])
+        check_skipped(first["whole"]["epochs"], rank["skipped"]["epochs"])
 
 
 def indices(epochs: list[Any]) -> list[list[int]]:
     return [[index for index, _ in epoch] for epoch in epochs]
 
 
-def test_the_ranks_share_each_epoch_and_each_is_shuffled_anew(ranks: list[Any]) -> None:
-    shares = [indices(rank["whole"]["epochs"]) for rank in ranks]
-    for one, other in zip(*shares, strict=True):
-        read = Counter(one + other)
-        assert len(one) == len(other)
-        assert set(read) == set(range(23))
-        assert read.total() == 24, "there is one pad"
-    assert len(set(map(str, shares[0]))) == 3
-    for rank in ranks:
-        for run in ("whole", "accumulated"):
-            assert rank[run]["ours"]
-            assert rank[run]["made by threads"]
-        assert rank["whole"]["steps"] == 18
-        assert rank["accumulated"]["steps"] == 9
-        assert rank["accumulated"]["epochs"] == rank["whole"]["epochs"]
+def check_shares(*ranks: list[Any]) -> None:
+    """The ranks share each epoch, one pad aside, and each is shuffled anew."""
+    epochs = list(zip(*map(indices, ranks), strict=True))
+    for one, other in epochs:
+        assert len(one) == len(other) == 12
+        assert set(one + other) == set(range(23))
+    assert len(set(map(str, epochs))) == 3
 
 
-def test_predictions_are_each_samples_in_order_without_pads(ranks: list[Any]) -> None:
-    for rank in ranks:
-        assert rank["whole"]["predicted"] == list(range(13))
-        assert rank["whole"]["predicted by threads"]
+def check_steps(whole: dict[str, Any], accumulated: dict[str, Any]) -> None:
+    """The loader is ours to the end, also where the Trainer takes two batches a step."""
+    for run, steps in ((whole, 18), (accumulated, 9)):
+        assert run["steps"] == steps
+        assert run["epochs"] == whole["epochs"]
+        assert run["ours"]
+        assert run["made by threads"]
 
 
-def test_a_callback_that_keeps_the_loaders_state_makes_the_resume_exact(ranks: list[Any]) -> None:
-    for rank in ranks:
-        whole, resumed = rank["whole"], rank["resumed"]
-        assert rank["killed"]
-        assert resumed["epochs"] == [whole["epochs"][1][4:], whole["epochs"][2]]
-        assert resumed["steps"] == whole["steps"]
-        assert resumed["weights"] == whole["weights"]
-        assert resumed["ours"]
-        assert resumed["made by threads"]
+def check_predictions(whole: dict[str, Any]) -> None:
+    """They are each sample's, in order, without pads."""
+    assert whole["predicted"] == list(range(13))
+    assert whole["predicted by threads"]
 
 
-def test_without_it_the_trainer_skips_to_the_same_samples_with_other_augmentation(ranks: list[Any]) -> None:
-    """For the rest of that epoch it puts a loader of torch's around our sampler."""
-    for rank in ranks:
-        rest, last = rank["skipped"]["epochs"]
-        whole = rank["whole"]["epochs"]
-        assert indices([rest]) == indices([whole[1][4:]])
-        assert rest != whole[1][4:]
-        assert last == whole[2]
+def check_resumed(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
+    """With a callback that keeps the loader's state the rest is what it would have been, to the weights."""
+    assert resumed["epochs"] == [whole["epochs"][1][4:], whole["epochs"][2]]
+    assert resumed["steps"] == whole["steps"]
+    assert resumed["weights"] == whole["weights"]
+    assert resumed["ours"]
+    assert resumed["made by threads"]
+
+
+def check_skipped(whole: list[Any], skipped: list[Any]) -> None:
+    """Without it the Trainer skips to the same samples, but reads the rest of that epoch with a loader of torch's."""
+    rest, last = skipped
+    assert indices([rest]) == indices([whole[1][4:]])
+    assert rest != whole[1][4:], "they are augmented in another way"
+    assert last == whole[2]
