@@ -86,6 +86,8 @@ def rows(text: str) -> list[list[str]]:
             "exact",
             "subset",
             "weighted",
+            "bucketed",
+            "epoch_samples",
             "subclass",
             "tensors",
         ),

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
 
 import headrace
-from headrace import DataLoader, Subset, Weighted
+from headrace import DataLoader, LengthBucketed, Subset, Weighted
 from headrace.testing import FakeDataset
 
 N = 40
@@ -239,6 +239,10 @@ dropping = lambda: loader(FakeDataset(N - 1), drop_last=True, batch_size=64, pre
 exact = lambda: loader(FakeDataset(N - 1), tail="exact", pin_memory=False, timeout=30)
 subset = lambda: loader(FakeDataset(N), order=Subset(range(3, 30)))
 weighted = lambda: loader(FakeDataset(N), shuffle=None, order=Weighted(range(N)))
+bucketed = lambda: loader(
+    FakeDataset(N), batch_size=1, order=LengthBucketed([3 + index % 7 for index in range(N)], max_tokens=21)
+)
+epoch_samples = lambda: loader(FakeDataset(N), epoch_samples=N + 9)
 subclass = lambda: Passing(FakeDataset(N), scale=2, batch_size=4, num_workers=1)
 tensors = lambda: loader(torch.utils.data.TensorDataset(torch.arange(N), torch.ones(N, 2)))
 unpicklable = lambda: loader(FakeDataset(N), collate_fn=lambda batch: batch)

@@ -1,10 +1,9 @@
 """The cells of `headrace verify`: each reads the same epochs in another way, and records the samples' digests."""
 
-import inspect
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch.utils.data
 
+from headrace.cli.factory.remake import CannotRemake, remade
 from headrace.cli.verify.digest import DigestingCollate, Fold, SampleDigest
 from headrace.loader import DataLoader
 from headrace.plan import Order, Plan
@@ -183,6 +183,7 @@ class Subject:
     def plan_of(self, cell: Cell, rank: int) -> Plan:
         """Return a rank's plan in a cell: global batches of about the same size for any world."""
         batch_size = max(1, self.batch_size // cell.world) if self.batched else 1
+        batch_size = self.order.per_rank or batch_size  # which an order may cut itself
         return replace(self.plan, batch_size=batch_size, world=World(rank, cell.world))
 
     def run(self, cell: Cell) -> Outcome:
@@ -214,7 +215,7 @@ class Subject:
             "sampler": None,
             "batch_sampler": None,
             "order": self.order,
-            "batch_size": plan.batch_size if self.batched else None,
+            "batch_size": (plan.batch_size if self.order.per_rank is None else 1) if self.batched else None,
             "drop_last": False,
             "tail": self.tail,
             "seed": plan.seed,
@@ -229,22 +230,14 @@ class Subject:
             "pin_memory": False,
         }
         changed |= {"timeout": 0} if cell.executor == "inline" else {}
-        kind = type(loader)
-        accepted = _parameters(kind)
-        lacking = [name for name in changed if name not in accepted and name not in ("shuffle", "pin_memory")]
-        lost = [
-            name
-            for name, one in accepted.items()
-            if one.default is inspect.Parameter.empty and name not in changed and not hasattr(loader, name)
-        ]
-        if lacking or lost:
-            why = f"does not take {', '.join(lacking)}" if lacking else f"does not keep its argument {', '.join(lost)}"
+        changed |= {} if loader.epoch_samples is None else {"epoch_samples": None}  # they are in the order
+        try:
+            return remade(loader, changed, optional=("shuffle", "pin_memory"))
+        except CannotRemake as error:
             raise CannotVerify(
-                f"{kind.__qualname__} {why}: a loader is verified by making others like it with other arguments. "
+                f"{error}: a loader is verified by making others like it with other arguments. "
                 "Let the factory return a headrace.DataLoader itself."
-            )
-        kept = {name: getattr(loader, name) for name in accepted if hasattr(loader, name)}
-        return kind(**kept | {name: value for name, value in changed.items() if name in accepted})
+            ) from error
 
 
 def check(loader: Any) -> None:
@@ -284,8 +277,7 @@ class _Run:
 
     def read_epochs(self) -> None:
         loaders = self._loaders()
-        limit, global_batch = self._subject.limit, self._plans[0].global_batch
-        steps = -(-limit // global_batch)
+        limit, steps = self._subject.limit, self._steps(0, 0)
         for epoch in range(self._subject.epochs):
             cursor = 0
             if limit < self._subject.plan.samples:
@@ -294,10 +286,20 @@ class _Run:
             if epoch == 0 and self._cell.resume != NO_RESUME:
                 done = {"0": 0, "1": min(1, steps), "mid": steps // 2, "last-1": steps - 1, "last": steps}
                 loaders, cursor = self._resumed(loaders, done[self._cell.resume])
-            self._read(loaders, epoch, cursor, -(-(limit - cursor) // global_batch))
+            self._read(loaders, epoch, cursor, self._steps(epoch, cursor))
             lost = [position for position in range(limit) if (epoch, position) not in self._digests]
             if lost:
                 raise CellFailed(f"{len(lost)} samples of epoch {epoch} were never read; the first is at {lost[0]}")
+
+    def _steps(self, epoch: int, cursor: int) -> int:
+        """Count the steps from a cursor on in which samples are read that count."""
+        plan, limit = self._plans[0], self._subject.limit
+        if plan.even:
+            return -(-(limit - cursor) // plan.global_batch)
+        steps, reached = 0, cursor
+        while reached < limit:
+            reached, steps = plan.cursor_after(epoch, steps, cursor), steps + 1
+        return steps
 
     def _loaders(self) -> list[Any]:
         loader = self._subject.loader()
@@ -371,15 +373,6 @@ def _kill(process: Any) -> None:
     process.join(_KILLED_S)
     if process.exitcode is None:
         raise CellFailed(f"worker {process.pid} still lives {_KILLED_S:.0f} s after it was killed")
-
-
-def _parameters(kind: type) -> Mapping[str, inspect.Parameter]:
-    """Return the arguments that a loader's class takes by name, found as frameworks find them."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found):
-        found += list(inspect.signature(DataLoader.__init__).parameters.values())[1:]
-    return {one.name: one for one in reversed(found) if one.kind in named}
 
 
 def _worded(error: BaseException) -> str:
