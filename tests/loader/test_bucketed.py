@@ -1,6 +1,7 @@
 """A loader whose order cuts the batches: its length, its states, its workers, and what the ranks agree on."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,17 @@ def test_it_says_how_an_abandoned_epoch_ended() -> None:
         break
     with pytest.warns(UserWarning, match=rf"1 of {count} batches"):
         next(iter(mine))
+
+
+@pytest.mark.parametrize(("ranks", "per_rank", "told"), [(1, 1, 0), (4, 2, 0), (3, 1, 3), (16, 1, 16), (2, 8, 16)])
+def test_a_world_that_does_not_divide_the_cells_is_told_of_once(ranks: int, per_rank: int, told: int) -> None:
+    mine = loader(distributed=World(0, ranks), per_rank=per_rank, max_tokens=180)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            list(mine)
+    assert [f"is no multiple of {told}" in str(one.message) for one in caught] == [True] * bool(told)
+    assert all(one.filename == __file__ for one in caught)
 
 
 @pytest.mark.parametrize("size", [32, None])

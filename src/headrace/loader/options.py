@@ -22,7 +22,7 @@ from headrace.delivery.budget import Budget
 from headrace.delivery.device.choice import checked_device
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
-from headrace.plan import Order, Sequential, Shuffled, Subset
+from headrace.plan import LengthBucketed, Order, Sequential, Shuffled, Subset
 from headrace.plan.endless import Endless
 from headrace.plan.plan import MAX_SEED
 from headrace.progress.source import Kind
@@ -320,6 +320,16 @@ def _left_out(name: str, value: object) -> bool:
 def warn_of_ranks(loader: Any) -> None:
     """Warn, once each, where ranks may read other data than the user means; called when iteration begins."""
     source, distributed = loader._source, loader.distributed
+    if isinstance(source.order, LengthBucketed) and source.order.cells % (
+        at_once := source.world().size * source.batch_size
+    ):
+        source.warn_once(
+            f"cells={source.order.cells} is no multiple of {at_once}, the batches that all ranks take at a step: every "
+            "sample is still read once and within the budget, but some steps mix samples of two buckets, or are small. "
+            f"Pass LengthBucketed(..., cells={at_once}), or a multiple; as another order, for a new run.",
+            "cells",
+            stacklevel=5,
+        )
     if source.world().size == 1 or distributed not in (None, True):
         return
     if world.of_environment(distributed) and (source.planned() or source.splits_stream()):
