@@ -3,8 +3,8 @@
 torchrun --nproc-per-node=2 examples/imagenet_shards.py FOLDER    or with python alone, as one process
 
 Two nodes of 8 GPUs that both see FOLDER; torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each process:
-torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=NODE0 --master-port=29500 imagenet_shards.py FOLDER
-torchrun --nnodes=2 --node-rank=1 --nproc-per-node=8 --master-addr=NODE0 --master-port=29500 imagenet_shards.py FOLDER
+torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=NODE0 examples/imagenet_shards.py FOLDER
+torchrun --nnodes=2 --node-rank=1 --nproc-per-node=8 --master-addr=NODE0 examples/imagenet_shards.py FOLDER
 """
 
 import hashlib

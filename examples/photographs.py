@@ -22,10 +22,7 @@ COUNTS = {"train": 35, "val": 11}  # pictures of a class
 
 
 def write(folder):
-    """Write FOLDER/train/CLASS/0000.jpg and so on, and FOLDER/val: 245 and 77 pictures, the same ones in every run.
-
-    One picture of FOLDER/train is cut off, as an interrupted download leaves a file.
-    """
+    """Write FOLDER/train/CLASS/0000.jpg and so on, and FOLDER/val: 245 and 77 pictures, the same ones in every run."""
     photographs = {Path(name).stem: Image.open(Path(skimage.data_dir, name)) for name in FILES}
     photographs |= dict(zip(("china", "flower"), map(Image.fromarray, load_sample_images().images), strict=True))
     draw = random.Random(0)
@@ -38,7 +35,7 @@ def write(folder):
                 cut = whole.crop((left, top, left + CUT, top + CUT))
                 cut.save(Path(folder, part, name, f"{number:04}.jpg"), quality=90)
     broken = Path(folder, "train", "rocket", "0007.jpg")
-    broken.write_bytes(broken.read_bytes()[:2000])
+    broken.write_bytes(broken.read_bytes()[:2000])  # as an interrupted download leaves a file
 
 
 def resized(image):
