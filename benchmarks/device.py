@@ -1,7 +1,7 @@
 """To the device without waiting: no gap between epochs, and, on a machine with a GPU, copies beside computation."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -45,28 +45,36 @@ class Large(Dataset[torch.Tensor]):
         return self.sample
 
 
-def per_step(loader: Any) -> tuple[float, ...]:
-    """Return the milliseconds of a step over all epochs, from the first batch on."""
-    start = 0.0
+def busy(seconds: float) -> None:
+    """Take this long on the CPU, as CUDA's synchronisation does by default."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def per_step(make: Callable[[], Any], step: Callable[[float], None]) -> tuple[float, ...]:
+    """Return the milliseconds of a step over all epochs of a new loader, from the first batch on."""
+    loader, start = make(), 0.0
     for _ in range(EPOCHS):
         for _ in loader:
             start = start or time.perf_counter()
-            time.sleep(STEP_S)
+            step(STEP_S)
     return ((time.perf_counter() - start) * 1e3 / STEPS / EPOCHS,)
 
 
 def device() -> Iterator[Row]:
     """Measure the gaps between epochs; and copies, where there is a GPU."""
     options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
-    ways: dict[str, Any] = {
-        "ours": lambda: per_step(DataLoader(Slow(), seed=0, **options)),
-        "torch": lambda: per_step(Torch(Slow(), **options)),
-        "steps alone": lambda: per_step(_Steps()),
-    }
-    taken = in_turn(ways, RUNS)
     name = "20 epochs of 10 steps of 20 ms, 15 ms to load a batch, a step"
-    for rival in ("torch", "steps alone"):
-        yield from compared({name: "ms"}, taken["ours"], taken[rival], rival)
+    for step, kind in ((time.sleep, ""), (busy, ", on a busy CPU")):
+        ways: dict[str, Any] = {
+            "ours": partial(DataLoader, Slow(), seed=0, **options),
+            "torch": partial(Torch, Slow(), **options),
+            "steps alone": _Steps,
+        }
+        taken = in_turn({way: partial(per_step, make, step) for way, make in ways.items()}, RUNS)
+        for rival in ("torch", "steps alone"):
+            yield from compared({name + kind: "ms"}, taken["ours"], taken[rival], rival)
     if torch.cuda.is_available():
         yield from _copies()
 
