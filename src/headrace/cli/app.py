@@ -16,6 +16,8 @@ from headrace.cli.mixing import order_of_shards, show_shards
 from headrace.cli.pack import Options as PackOptions
 from headrace.cli.pack import run_pack
 from headrace.cli.plan import EpochPlan, show
+from headrace.cli.tune.tune import Options as TuneOptions
+from headrace.cli.tune.tune import run_tune
 from headrace.cli.verify.verify import Options, run_verify
 from headrace.errors import MissingExtra, whole_number
 from headrace.plan.blocks import WINDOW
@@ -200,3 +202,40 @@ def verify(
         typer.echo(f"headrace verify: {error}", err=True)
         raise typer.Exit(2) from None
     raise typer.Exit(run_verify(factory, options, Console(highlight=False)))
+
+
+@app.command()
+def tune(
+    factory: Annotated[
+        str,
+        typer.Argument(help="The function that makes the loader, without arguments: pkg.module:name or file.py:name."),
+    ],
+    step_ms: Annotated[
+        float, typer.Option(help="The milliseconds of a training step: settings that keep it fed are equal.")
+    ] = 0.0,
+    step_on_cpu: Annotated[
+        bool, typer.Option("--step-on-cpu", help="The step computes on the CPU; else it sleeps, as if on a device.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="How long the search may take.")] = 60.0,
+    executors: Annotated[
+        str, typer.Option(help="Where the work may run, separated by commas: process, thread, inline, ray.")
+    ] = "process,thread,inline",
+    workers: Annotated[
+        str | None, typer.Option(help="Numbers of workers, separated by commas; by default up to the CPUs, at least 4.")
+    ] = None,
+    prefetch: Annotated[str, typer.Option(help="Values of prefetch_factor, separated by commas.")] = "2,4,8",
+    fetch_threads: Annotated[str, typer.Option(help="Values of fetch_threads, separated by commas.")] = "1,4,16",
+    plot: Annotated[str | None, typer.Option(help="Also draw the result, into this file (.png, .svg, .pdf).")] = None,
+    as_json: Annotated[
+        str | None, typer.Option("--json", help="Also write the result as JSON, into this file.")
+    ] = None,
+) -> None:
+    """Find the settings that feed a trainer best, the fewest workers of those that do, and what limits them."""
+    try:
+        options = TuneOptions.parse(
+            step_ms, step_on_cpu, seconds, executors, workers, prefetch, fetch_threads, plot, as_json
+        )
+    except (ValueError, OSError, MissingExtra) as error:
+        typer.echo(f"headrace tune: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(run_tune(factory, options, Console(highlight=False)))

@@ -48,6 +48,9 @@ RULE = (
 )
 
 
+NO_STAGES = StageTimes()
+
+
 @dataclass(frozen=True)
 class Visit:
     """What was measured in one visit of a setting.
@@ -61,6 +64,7 @@ class Visit:
         stages: A worker's times for a batch.
         transport_s: Seconds in which the rank received and rebuilt a batch.
         rank_cpu_s: CPU seconds that the trainer's thread spent inside `next()` for a batch.
+        queue_s: Seconds for a batch in which the thread that loads it could run, but had no CPU; 0 where it is not known.
         batch_bytes: The size of a batch, as far as it is known.
         cut: Whether the measurement was ended early, since the setting is much slower than the best so far.
     """
@@ -70,9 +74,10 @@ class Visit:
     start_s: float = 0.0
     batches: int = 1
     spread: float = 0.0
-    stages: StageTimes = StageTimes()
+    stages: StageTimes = NO_STAGES
     transport_s: float = 0.0
     rank_cpu_s: float = 0.0
+    queue_s: float = 0.0
     batch_bytes: int = 0
     cut: bool = False
 

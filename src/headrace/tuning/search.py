@@ -1,0 +1,286 @@
+"""The search: from a first setting along one coordinate after another to the fastest, then to the cheapest as fast.
+
+1. A setting that fetches one sample at a time in the trainer's thread is visited once: its stage times say how fast any
+   setting can be at best (`moves.Ideal`). Settings that cannot win even so are left out.
+2. The neighbours of the best setting are raced against it (`race`), in an order that the diagnosis of its stage times
+   gives (`diagnosis`). The first that is faster takes its place, and the next step in its direction is tried first.
+   That ends when no neighbour is faster, or the trainer never waits.
+3. Cheaper neighbours are raced for equality with the fastest setting: fewer workers first, then fewer threads, then
+   fewer batches ahead. Each that is equal is the choice from then on.
+
+It ends there, or when the time is over.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from headrace.tuning.diagnosis import Diagnosis, Limit, Machine, diagnose
+from headrace.tuning.moves import Ideal, cheaper, moves
+from headrace.tuning.race import MOST_VISITS, Bounds, Numbered, Verdict, Visit, bounds, compare, equal, near, noise
+from headrace.tuning.settings import COORDINATES, INLINE, Grid, Setting
+
+_CLIMBING = 0.75
+"""The share of the time after which no faster setting is looked for, so that there is time for cheaper ones."""
+
+_HOPELESS = 3.0
+"""How many times slower than the best a setting may be without that its measurement is cut short."""
+
+
+class SettingFailed(Exception):
+    """A setting cannot be measured; the text says why."""
+
+
+class TimeIsOver(Exception):
+    """A measurement could not be taken before the deadline."""
+
+
+class Limits(NamedTuple):
+    """When a measurement ends.
+
+    Attributes:
+        deadline_s: The clock's time by which it must have ended.
+        hopeless_s: Seconds per step above which it may be cut short; infinity without a limit.
+    """
+
+    deadline_s: float
+    hopeless_s: float = float("inf")
+
+
+Measure = Callable[[Setting, Limits], Visit]
+"""Visits a setting; raises `SettingFailed`, or `TimeIsOver`."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A setting that was tried.
+
+    Attributes:
+        setting: The setting.
+        visits: How often it was measured.
+        bounds: Its seconds per step; None if it failed.
+        last: What was measured last; None if it failed.
+        failed: Why it could not be measured; "" if it could.
+    """
+
+    setting: Setting
+    visits: int
+    bounds: Bounds | None
+    last: Visit | None
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search has found.
+
+    Attributes:
+        choice: The setting to use.
+        fastest: The fastest setting; not the choice where a cheaper one is as fast.
+        start: The setting that the search began with.
+        speedup: How many times faster a step is with the choice than with the start.
+        entries: The settings that were tried, the fastest first.
+        diagnosis: What limits the choice.
+        ruled_out: How many settings of the grid could not win even if they scaled ideally.
+        untried: How many others were not tried.
+        complete: Whether the search has ended by itself, rather than with the time.
+    """
+
+    choice: Setting
+    fastest: Setting
+    start: Setting
+    speedup: float
+    entries: Sequence[Entry]
+    diagnosis: Diagnosis
+    ruled_out: int
+    untried: int
+    complete: bool
+
+
+@dataclass
+class Search:
+    """One search.
+
+    Attributes:
+        grid: The settings that may be tried. Its `most_ahead` is set when a batch's size is known.
+        measure: Visits a setting.
+        clock: Returns the time, in seconds.
+        machine: The CPUs, and the training step.
+        seconds: How long the search may take.
+        spare_bytes: The memory that batches may take; None without a limit.
+        seen: Called after each visit.
+    """
+
+    grid: Grid
+    measure: Measure
+    clock: Callable[[], float]
+    machine: Machine
+    seconds: float
+    spare_bytes: int | None = None
+    seen: Callable[[Setting, Visit], None] | None = None
+    _visits: dict[Setting, list[Numbered]] = field(default_factory=dict)
+    _failed: dict[Setting, str] = field(default_factory=dict)
+    _alone: Visit | None = None
+    _taken: int = 0
+
+    def run(self, start: Setting) -> Result:
+        """Search from a setting on.
+
+        Raises:
+            SettingFailed: The start cannot be measured.
+            TimeIsOver: There is no time even for the start.
+        """
+        self._ideal, self._over_s = Ideal(self.machine), self.clock() + self.seconds
+        self._climb_until_s = self._over_s - (1 - _CLIMBING) * self.seconds
+        self._visit_alone()
+        self._best = self._choice = start
+        self._take(start)
+        complete = True
+        try:
+            self._climb()
+            self._choice = self._best
+            self._save()
+        except TimeIsOver:
+            complete = False
+            if self._choice not in self._visits or self._choice.cost > self._best.cost:
+                self._choice = self._best
+        return self._result(start, complete)
+
+    def _visit_alone(self) -> None:
+        """Visit the setting that shows a batch's work undisturbed.
+
+        It is the first visit of all, and pays for what is read and imported first. It is compared with no other.
+        """
+        alone = Setting(INLINE)
+        try:
+            visit = self.measure(alone, Limits(self._over_s))
+        except SettingFailed:  # if only workers can read the dataset
+            return
+        self._alone = visit
+        self._ideal.see(alone, visit)
+        self._note(alone, visit)
+
+    def _note(self, setting: Setting, visit: Visit) -> None:
+        """Tell of a visit, and keep settings from being tried whose batches have no room in memory."""
+        self._taken += 1
+        if self.spare_bytes is not None and visit.batch_bytes:
+            self.grid = replace(self.grid, most_ahead=self.spare_bytes // visit.batch_bytes)
+        if self.seen is not None:
+            self.seen(setting, visit)
+
+    def _take(self, setting: Setting) -> None:
+        """Visit a setting."""
+        if self.clock() >= self._over_s and self._visits:
+            raise TimeIsOver
+        best = self._visits.get(self._best)
+        hopeless_s = _HOPELESS * self._bounds(self._best).mean if best and setting != self._best else float("inf")
+        try:
+            visit = self.measure(setting, Limits(self._over_s, hopeless_s))
+        except SettingFailed as error:
+            self._failed[setting] = str(error)
+            raise
+        self._visits.setdefault(setting, []).append(Numbered(self._taken, visit))
+        self._ideal.see(setting, visit)
+        self._note(setting, visit)
+
+    def _bounds(self, setting: Setting) -> Bounds:
+        return bounds(self._visits[setting], noise(self._visits))
+
+    def _diagnosis(self, setting: Setting) -> Diagnosis:
+        again = self._visits.get(Setting(INLINE))
+        alone = again[-1].visit if again else self._alone
+        return diagnose(setting, self._visits[setting][-1].visit, self.machine, alone)
+
+    def _fed(self, setting: Setting) -> bool:
+        """Tell whether the trainer never waits."""
+        return self._diagnosis(setting).limit is Limit.TRAINER
+
+    def _next(self, candidates: Sequence[Setting], tried: set[Setting]) -> Setting | None:
+        """Return the first candidate that may win, has not failed, and was not tried against the present best."""
+        may_win = self._ideal.can_win(candidates, self._bounds(self._best).mean)
+        return next((one for one in may_win if one not in tried and one not in self._failed), None)
+
+    def _climb(self) -> None:
+        """Move to faster settings until no neighbour is faster."""
+        ahead: list[Setting] = []
+        tried: set[Setting] = set()
+        while not self._fed(self._best) and self.clock() < self._climb_until_s:
+            neighbours = moves(self._best, self.grid, self._diagnosis(self._best).limit)
+            challenger = self._next([*ahead, *neighbours], tried)
+            if challenger is None:
+                return
+            tried.add(challenger)
+            ahead = []
+            if self._races(challenger, self._beats):
+                ahead = self._further(self._best, challenger)
+                tried.add(self._best)
+                self._best = challenger
+
+    def _further(self, before: Setting, now: Setting) -> list[Setting]:
+        """Return the next step in the direction of the last one."""
+        changed = [name for name in COORDINATES if getattr(before, name) != getattr(now, name)]
+        if before.executor != now.executor or not changed:
+            return []
+        further = [self.grid.step(now, name, getattr(now, name) > getattr(before, name)) for name in changed]
+        return [one for one in further if one is not None]
+
+    def _save(self) -> None:
+        """Move to cheaper settings that are as fast as the best."""
+        tried: set[Setting] = set()
+        while (candidate := self._next(cheaper(self._choice, self.grid), tried)) is not None:
+            tried.add(candidate)
+            if self._races(candidate, self._equals):
+                self._choice = candidate
+
+    def _races(self, challenger: Setting, decides: Callable[[Setting, bool], bool | None]) -> bool:
+        """Visit a challenger and the best in turn until it is decided."""
+        mine = self._visits.setdefault(challenger, [])
+        best = self._visits[self._best]
+        try:
+            while True:
+                visits, others = len(near(mine, best)), len(near(best, mine))
+                if visits and others:
+                    last = min(visits, others) >= MOST_VISITS
+                    decided = decides(challenger, last)
+                    if decided is not None:
+                        return decided
+                # The one with fewer visits near the other's is next; of equals, the one visited longer ago.
+                turns = {
+                    one: (count, found[-1].number if found else -1)
+                    for one, count, found in ((challenger, visits, mine), (self._best, others, best))
+                }
+                self._take(min(turns, key=turns.__getitem__))
+        except SettingFailed:
+            if challenger not in self._failed:
+                raise
+            return False
+
+    def _beats(self, challenger: Setting, last: bool) -> bool | None:
+        verdict = compare(self._visits[challenger], self._visits[self._best], noise(self._visits), last)
+        return None if verdict is Verdict.OPEN else verdict is Verdict.FASTER
+
+    def _equals(self, challenger: Setting, last: bool) -> bool | None:
+        mine = self._visits[challenger]
+        if len(mine) > 1 and self._fed(self._best) and self._fed(challenger):
+            return True
+        return equal(mine, self._visits[self._best], noise(self._visits), last)
+
+    def _result(self, start: Setting, complete: bool) -> Result:
+        measured = sorted((one for one, found in self._visits.items() if found), key=lambda one: self._bounds(one).mean)
+        entries = [
+            Entry(one, len(self._visits[one]), self._bounds(one), self._visits[one][-1].visit) for one in measured
+        ]
+        entries += [Entry(one, 0, None, None, why) for one, why in self._failed.items() if one not in measured]
+        rest = [one for one in self.grid.settings() if one not in measured and one not in self._failed]
+        possible = self._ideal.can_win(rest, self._bounds(self._best).mean)
+        return Result(
+            choice=self._choice,
+            fastest=self._best,
+            start=start,
+            speedup=self._bounds(start).mean / self._bounds(self._choice).mean,
+            entries=entries,
+            diagnosis=self._diagnosis(self._choice),
+            ruled_out=len(rest) - len(possible),
+            untried=len(possible),
+            complete=complete,
+        )
