@@ -24,6 +24,7 @@ from benchmarks.ray_transfer import ray_second_epoch, ray_small, ray_transfer
 from benchmarks.recovery import recovery
 from benchmarks.resume import resume
 from benchmarks.rows import Row
+from benchmarks.seeds import seeds
 from benchmarks.shards import shards
 from benchmarks.stage_times import stage_times
 from benchmarks.storage import storage
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "shards": shards,
     "device": device,
     "stage_times": stage_times,
+    "seeds": seeds,
     "resume": resume,
     "recovery": recovery,
     # Those on Ray come last: the others should not share the machine with it.

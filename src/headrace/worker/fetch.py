@@ -14,11 +14,12 @@ from torch.utils.data import Dataset, StackDataset, Subset
 
 from headrace.errors import note
 from headrace.plan.keys import sample_seeds
-from headrace.randomness import Generators, KeyedGenerators, Keys, seed_from_words, thread_randomness, wait_for_all
+from headrace.randomness import Generators, KeyedGenerators, Keys, thread_randomness, wait_for_all
 from headrace.system.torch_threads import begin_with_torch_threads
 from headrace.telemetry.stages import DECODE, READ, StageClock
 from headrace.types import Remark, Replaced
 from headrace.worker.pairs import Pair, WrongCount, pair_of
+from headrace.worker.seeding import Seeder
 
 Substitutes = Callable[[int, int], Sequence[int]]
 """Returns the indices to try instead of a sample that cannot be fetched, given its epoch and position."""
@@ -74,6 +75,7 @@ class Fetcher:
         shared: Whether other workers draw from the same process's generators at the same time.
         remarks: Gets the remarks for the user.
         clock: Measures reading and decoding.
+        seeder: Seeds the process's generators.
         substitutes: Tells what replaces a sample that cannot be fetched; None where errors are raised.
 
     Attributes:
@@ -89,12 +91,14 @@ class Fetcher:
         shared: bool,
         remarks: list[Remark],
         clock: StageClock,
+        seeder: Seeder,
         substitutes: Substitutes | None = None,
     ) -> None:
         self._dataset = dataset
         self._shared = shared
         self._remarks = remarks
         self._clock = clock
+        self._seeder = seeder
         self._substitutes = substitutes
         self._batched = batched
         self._threads = threads if batched else 1
@@ -139,7 +143,7 @@ class Fetcher:
 
     def _bulk(self, indices: Any, keyed: KeyedGenerators, seeded: bool, step: int | None) -> Sequence[Any]:
         if seeded:
-            seed_from_words(_seeds(keyed.keys, 1)[0])
+            self._seeder.seed(_seeds(keyed.keys, 1)[0])
         try:
             samples: Sequence[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
@@ -157,7 +161,7 @@ class Fetcher:
             return
         batch.raws = None
         if batch.seeded:
-            seed_from_words(_seeds(batch.keys, 1)[0])
+            self._seeder.seed(_seeds(batch.keys, 1)[0])
         try:
             batch.raws = batch.pair.read(batch.indices)
         except Exception as error:
@@ -190,7 +194,7 @@ class Fetcher:
             source = _Lookup(lambda index: self._single(index, keyed, None if seeds is None else seeds[keyed.place]))
         for place in places:
             if seeds is not None:
-                seed_from_words(seeds[place])
+                self._seeder.seed(seeds[place])
             keyed.place = place
             try:
                 samples[place] = source[items[place]]
@@ -213,7 +217,7 @@ class Fetcher:
         (raw,) = self._pair.read([index])
         keyed.restart()  # decoding has the same random numbers whether or not reading draws
         if seed is not None:
-            seed_from_words(seed)
+            self._seeder.seed(seed)
         return self._pair.decode(raw)
 
     def _instead(self, error: Exception, keyed: KeyedGenerators, seeded: bool) -> tuple[int, Any] | None:
@@ -227,7 +231,7 @@ class Fetcher:
         for substitute in substitutes:
             keyed.restart()
             if seed is not None:
-                seed_from_words(seed)
+                self._seeder.seed(seed)
             try:
                 return substitute, self._single(substitute, keyed, seed)
             except Exception as another:

@@ -29,6 +29,7 @@ from headrace.telemetry.stages import COLLATE, READ, StageClock
 from headrace.types import IndexTask, PlanTask, Remark, Rows, StreamStart, StreamTask, Task
 from headrace.worker.fetch import Fetcher
 from headrace.worker.in_memory import Unsuitable, gatherer, rows_of
+from headrace.worker.seeding import Seeder
 from headrace.worker.steps import Steps
 from headrace.worker.streams import REREAD_DIFFERS, Stream, StreamEnd
 from headrace.worker.work import Work, is_iterable
@@ -75,6 +76,7 @@ class Worker:
     def __post_init__(self) -> None:
         self._begun = 0
         self._prepared = self.gathers = False
+        self._seeder = Seeder(self.work.in_threads)
 
     def _prepare(self) -> None:
         """Prepare the dataset at the first task, so that an error takes the place of that task's batch."""
@@ -91,6 +93,7 @@ class Worker:
             work.in_threads,
             self.remarks,
             self.clock,
+            self._seeder,
             work.plan.substitutes if work.replaces and work.plan is not None else None,
         )
         self._prepared = True
@@ -119,15 +122,9 @@ class Worker:
             self.remarks.clear()  # of an attempt that was abandoned
         outer = thread_randomness.keyed
         try:
-            match task:
-                case PlanTask():
-                    return self._planned(task, seeded)
-                case StreamTask():
-                    return self._streamed(task, seeded)
-                case IndexTask(index):
-                    return self._sampled(index, number, seeded)
-                case _:
-                    return self._sampled(list(task) if isinstance(task, range) else task.tolist(), number, seeded)
+            if isinstance(task, StreamTask):
+                return self._streamed(task, seeded)
+            return self._seeded(task, number) if seeded else self._fetched(task, number, seeded=False)
         except StopIteration as error:  # a loop over the loader takes it for the end of the epoch
             notes = getattr(error, "__notes__", ())
             if isinstance(task, PlanTask):
@@ -217,6 +214,31 @@ class Worker:
             samples = slice(0, steps.size)
         return steps, samples
 
+    def _seeded(self, task: Any, number: int) -> Any:
+        """Return the batch of a task whose samples have random numbers of their own."""
+        seeder = self._seeder
+        seeder.begin()
+        try:
+            batch = self._fetched(task, number, seeded=True)
+        except Exception:
+            if not seeder.must_repeat(failed=True):
+                raise
+        else:
+            if not seeder.must_repeat(failed=False):
+                return batch
+            del batch
+        self.remarks.clear()
+        return self._fetched(task, number, seeded=True)
+
+    def _fetched(self, task: Any, number: int, seeded: bool) -> Any:
+        match task:
+            case PlanTask():
+                return self._planned(task, seeded)
+            case IndexTask(index):
+                return self._sampled(index, number, seeded)
+            case _:
+                return self._sampled(list(task) if isinstance(task, range) else task.tolist(), number, seeded)
+
     def _planned(self, task: PlanTask, seeded: bool) -> Any:
         assert self.work.plan is not None
         seed = self.work.plan.seed
@@ -240,7 +262,7 @@ class Worker:
         thread_randomness.keyed = KeyedGenerators(keys, COLLATION)
         converts = self.work.collate_fn is default_convert and not self.work.batched
         if seeded and not (converts and type(data[0]) is torch.Tensor):  # which draws nothing
-            seed_from_words(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
+            self._seeder.seed(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
         try:
             batch = self.work.collate_fn(data if self.work.batched else data[0])
         except Exception as error:

@@ -37,6 +37,21 @@ class Private(Base):
         return {"image": torch.full((3,), noise), "label": index}
 
 
+class PutBack(Base):
+    def __getitem__(self, index: int) -> Any:
+        before = random.getstate()
+        drawn = random.random()
+        random.setstate(before)
+        return index, drawn
+
+
+class Copied(Base):
+    def __getitem__(self, index: int) -> Any:
+        own = np.random.RandomState()
+        own.set_state(np.random.get_state())
+        return index, own.rand()
+
+
 class Seeded(Base):
     """Draws from generators of its own making, but seeds them: as it should be."""
 
@@ -245,6 +260,8 @@ bucketed = lambda: loader(
 epoch_samples = lambda: loader(FakeDataset(N), epoch_samples=N + 9)
 subclass = lambda: Passing(FakeDataset(N), scale=2, batch_size=4, num_workers=1)
 tensors = lambda: loader(torch.utils.data.TensorDataset(torch.arange(N), torch.ones(N, 2)))
+put_back = lambda: loader(PutBack())
+copied = lambda: loader(Copied())
 unpicklable = lambda: loader(FakeDataset(N), collate_fn=lambda batch: batch)
 private = lambda: loader(Private())
 kept_numpy = lambda: loader(Kept(np.random.default_rng(1)))

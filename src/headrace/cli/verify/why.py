@@ -244,7 +244,10 @@ def _blamed(seen: Seen, kinds: tuple[str, ...]) -> list[str]:
         said = "It depends on how many were fetched before, or which, if it uses what a fetch changes:"
         lines.append(f"{'Meanwhile' if read or 'identity' in kinds else said} {_listed(others)}.")
     if not (lines or "identity" in kinds):
-        lines.append("Nothing that its code names has changed: look at iterators, closures, open files and extensions.")
+        lines.append(
+            "Nothing that its code names has changed: look at iterators, closures, open files and extensions, and at "
+            "code that copies the state of random or numpy.random, or puts it back after drawing."
+        )
     return [*lines, _DRAW if decided else _INDEX]
 
 
