@@ -26,7 +26,7 @@ from headrace.randomness import (
 )
 from headrace.system.torch_threads import one_torch_thread
 from headrace.telemetry.stages import COLLATE, READ, StageClock
-from headrace.types import IndexTask, PlanTask, Remark, Rows, StreamStart, StreamTask, Task
+from headrace.types import IndexTask, PlanTask, Remark, Replaced, Rows, StreamStart, StreamTask, Task
 from headrace.worker.fetch import Fetcher
 from headrace.worker.in_memory import Unsuitable, gatherer, rows_of
 from headrace.worker.seeding import Seeder
@@ -227,7 +227,7 @@ class Worker:
             if not seeder.must_repeat(failed=False):
                 return batch
             del batch
-        self.remarks.clear()
+        self.remarks[:] = [one for one in self.remarks if not isinstance(one, Replaced)]  # they come again
         return self._fetched(task, number, seeded=True)
 
     def _fetched(self, task: Any, number: int, seeded: bool) -> Any:
