@@ -29,6 +29,7 @@ from benchmarks.shards import shards
 from benchmarks.stage_times import stage_times
 from benchmarks.storage import storage
 from benchmarks.tables import update
+from benchmarks.tune import tune
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "first_batch": first_batch,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "seeds": seeds,
     "resume": resume,
     "recovery": recovery,
+    "tune": tune,
     # Those on Ray come last: the others should not share the machine with it.
     "ray_transfer": ray_transfer,
     "ray_small": ray_small,

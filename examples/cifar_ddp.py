@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from headrace import DataLoader
 
-SEED, EPOCHS, SAVE_EVERY = 0, 4, 4  # 22 steps an epoch on two ranks: most states are of the middle of one
+SEED, EPOCHS, SAVE_EVERY = 0, 4, 8  # 22 steps an epoch on two ranks: states are of the middle of one
 NAMES = "astronaut", "chelsea", "coffee", "hubble_deep_field", "immunohistochemistry", "retina", "rocket"
 
 

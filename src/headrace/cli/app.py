@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from headrace.cli.demo.demo import run_demo
-from headrace.cli.doctor import findings, run_doctor
+from headrace.cli.doctor import findings, run_doctor, usable_cpus
 from headrace.cli.index import Options as IndexOptions
 from headrace.cli.index import run_index
 from headrace.cli.inspect import run_inspect
@@ -238,4 +238,4 @@ def tune(
     except (ValueError, OSError, MissingExtra) as error:
         typer.echo(f"headrace tune: {error}", err=True)
         raise typer.Exit(2) from None
-    raise typer.Exit(run_tune(factory, options, Console(highlight=False)))
+    raise typer.Exit(run_tune(factory, options, usable_cpus(), Console(highlight=False)))

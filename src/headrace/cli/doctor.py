@@ -90,9 +90,7 @@ def _workers() -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    cores, allowed = os.cpu_count() or 1, len(_affinity())
-    quota = cpu_quota()
-    usable = allowed if quota is None else min(allowed, quota)
+    cores, usable = os.cpu_count() or 1, usable_cpus()
     advice = ""
     if usable < cores:
         advice = f"The machine has {cores}. More than {max(1, int(usable))} busy workers only wait for each other."
@@ -120,6 +118,12 @@ def _accelerator() -> Iterator[Finding]:
             "If slots cannot be registered as pinned memory, raise the limit of locked memory: ulimit -l unlimited."
         )
     yield Finding("accelerator", f"{torch.accelerator.device_count()} x {found.type}", advice)
+
+
+def usable_cpus() -> float:
+    """Return how many CPUs this process may use."""
+    allowed, quota = len(_affinity()), cpu_quota()
+    return float(allowed) if quota is None else min(float(allowed), quota)
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:

@@ -2,8 +2,8 @@
 
 A visit of a setting starts its workers, lets them warm up, and measures the seconds per step. What is compared are the
 logarithms of these seconds, so that differences are ratios. The visits of one setting differ by the noise of the
-machine. Its standard deviation sigma is pooled over all settings that were visited more than once, with a prior of 5 %
-that counts as much as four such visits. A visit whose own batches vary more than that counts with its own deviation.
+machine. Its standard deviation sigma is pooled over all settings that were visited more than once, with a prior of 10 %
+that counts as much as two such visits. A visit whose own batches vary more than that counts with its own deviation.
 
 A challenger is compared with the best setting so far by their means over visits that are near each other in time, so
 that a change of the machine's load changes both. It is
@@ -35,8 +35,8 @@ MOST_VISITS = 4
 DEVIATIONS = 2.0
 """How many standard errors the bounds are from a mean."""
 
-PRIOR_SIGMA = 0.05
-PRIOR_WEIGHT = 4
+PRIOR_SIGMA = 0.1
+PRIOR_WEIGHT = 2
 """The noise that is assumed before any is seen, and how many visits it counts as."""
 
 REACH = 5
@@ -64,7 +64,7 @@ class Visit:
         stages: A worker's times for a batch.
         transport_s: Seconds in which the rank received and rebuilt a batch.
         rank_cpu_s: CPU seconds that the trainer's thread spent inside `next()` for a batch.
-        queue_s: Seconds for a batch in which the thread that loads it could run, but had no CPU; 0 where it is not known.
+        queue_s: Seconds for a batch in which its thread could run, but had no CPU; 0 where that is not known.
         batch_bytes: The size of a batch, as far as it is known.
         cut: Whether the measurement was ended early, since the setting is much slower than the best so far.
     """

@@ -12,16 +12,31 @@ It ends there, or when the time is over.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headrace.tuning.diagnosis import Diagnosis, Limit, Machine, diagnose
 from headrace.tuning.moves import Ideal, cheaper, moves
-from headrace.tuning.race import MOST_VISITS, Bounds, Numbered, Verdict, Visit, bounds, compare, equal, near, noise
+from headrace.tuning.race import (
+    MOST_VISITS,
+    Bounds,
+    Numbered,
+    Verdict,
+    Visit,
+    bounds,
+    compare,
+    equal,
+    near,
+    noise,
+)
 from headrace.tuning.settings import COORDINATES, INLINE, Grid, Setting
 
 _CLIMBING = 0.75
 """The share of the time after which no faster setting is looked for, so that there is time for cheaper ones."""
+
+_VISIT = 0.2
+"""The largest share of the time that one visit may take."""
 
 _HOPELESS = 3.0
 """How many times slower than the best a setting may be without that its measurement is cut short."""
@@ -122,29 +137,24 @@ class Search:
     _failed: dict[Setting, str] = field(default_factory=dict)
     _alone: Visit | None = None
     _taken: int = 0
+    _complete: bool = True
 
     def run(self, start: Setting) -> Result:
         """Search from a setting on.
 
         Raises:
             SettingFailed: The start cannot be measured.
-            TimeIsOver: There is no time even for the start.
         """
         self._ideal, self._over_s = Ideal(self.machine), self.clock() + self.seconds
-        self._climb_until_s = self._over_s - (1 - _CLIMBING) * self.seconds
         self._visit_alone()
-        self._best = self._choice = start
+        self._best = start
         self._take(start)
-        complete = True
-        try:
+        with suppress(TimeIsOver):
             self._climb()
-            self._choice = self._best
+        self._choice = self._best
+        with suppress(TimeIsOver):
             self._save()
-        except TimeIsOver:
-            complete = False
-            if self._choice not in self._visits or self._choice.cost > self._best.cost:
-                self._choice = self._best
-        return self._result(start, complete)
+        return self._result(start)
 
     def _visit_alone(self) -> None:
         """Visit the setting that shows a batch's work undisturbed.
@@ -153,12 +163,16 @@ class Search:
         """
         alone = Setting(INLINE)
         try:
-            visit = self.measure(alone, Limits(self._over_s))
-        except SettingFailed:  # if only workers can read the dataset
+            visit = self.measure(alone, Limits(self._until()))
+        except (SettingFailed, TimeIsOver):  # if only workers can read the dataset, or soon enough
             return
         self._alone = visit
         self._ideal.see(alone, visit)
         self._note(alone, visit)
+
+    def _until(self) -> float:
+        """Return when a visit that begins now has to end: no visit may take all of the time."""
+        return min(self._over_s, self.clock() + _VISIT * self.seconds)
 
     def _note(self, setting: Setting, visit: Visit) -> None:
         """Tell of a visit, and keep settings from being tried whose batches have no room in memory."""
@@ -170,15 +184,21 @@ class Search:
 
     def _take(self, setting: Setting) -> None:
         """Visit a setting."""
-        if self.clock() >= self._over_s and self._visits:
+        if self._visits and self.clock() >= self._over_s:
             raise TimeIsOver
         best = self._visits.get(self._best)
         hopeless_s = _HOPELESS * self._bounds(self._best).mean if best and setting != self._best else float("inf")
         try:
-            visit = self.measure(setting, Limits(self._over_s, hopeless_s))
+            visit = self.measure(setting, Limits(self._until(), hopeless_s))
         except SettingFailed as error:
             self._failed[setting] = str(error)
             raise
+        except TimeIsOver as error:
+            if self._visits and self.clock() >= self._over_s:
+                raise
+            share_s = _VISIT * self.seconds
+            self._failed[setting] = f"too few batches came in {share_s:.0f} s: give the search more --seconds"
+            raise SettingFailed(self._failed[setting]) from error
         self._visits.setdefault(setting, []).append(Numbered(self._taken, visit))
         self._ideal.see(setting, visit)
         self._note(setting, visit)
@@ -197,14 +217,18 @@ class Search:
 
     def _next(self, candidates: Sequence[Setting], tried: set[Setting]) -> Setting | None:
         """Return the first candidate that may win, has not failed, and was not tried against the present best."""
-        may_win = self._ideal.can_win(candidates, self._bounds(self._best).mean)
+        may_win = self._ideal.can_win(candidates, self._bounds(self._best).high)
         return next((one for one in may_win if one not in tried and one not in self._failed), None)
 
     def _climb(self) -> None:
         """Move to faster settings until no neighbour is faster."""
         ahead: list[Setting] = []
         tried: set[Setting] = set()
-        while not self._fed(self._best) and self.clock() < self._climb_until_s:
+        until_s = self.clock() + _CLIMBING * (self._over_s - self.clock())
+        while not self._fed(self._best):
+            if self.clock() >= until_s:
+                self._complete = False
+                return
             neighbours = moves(self._best, self.grid, self._diagnosis(self._best).limit)
             challenger = self._next([*ahead, *neighbours], tried)
             if challenger is None:
@@ -265,14 +289,14 @@ class Search:
             return True
         return equal(mine, self._visits[self._best], noise(self._visits), last)
 
-    def _result(self, start: Setting, complete: bool) -> Result:
+    def _result(self, start: Setting) -> Result:
         measured = sorted((one for one, found in self._visits.items() if found), key=lambda one: self._bounds(one).mean)
         entries = [
             Entry(one, len(self._visits[one]), self._bounds(one), self._visits[one][-1].visit) for one in measured
         ]
         entries += [Entry(one, 0, None, None, why) for one, why in self._failed.items() if one not in measured]
         rest = [one for one in self.grid.settings() if one not in measured and one not in self._failed]
-        possible = self._ideal.can_win(rest, self._bounds(self._best).mean)
+        possible = self._ideal.can_win(rest, self._bounds(self._best).high)
         return Result(
             choice=self._choice,
             fastest=self._best,
@@ -282,5 +306,5 @@ class Search:
             diagnosis=self._diagnosis(self._choice),
             ruled_out=len(rest) - len(possible),
             untried=len(possible),
-            complete=complete,
+            complete=self._complete and self.clock() < self._over_s,
         )

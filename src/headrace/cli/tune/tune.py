@@ -1,7 +1,6 @@
 """`headrace tune`: which executor, how many workers, how much ahead, how many samples at a time?"""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headrace.cli.doctor import cpu_quota
 from headrace.cli.factory.load import load_factory
 from headrace.cli.tune.measuring import CannotTune, Step, Subject, Visitor
 from headrace.cli.tune.report import Report, figure_class
@@ -23,7 +21,7 @@ from headrace.loader.options import EXECUTORS
 from headrace.memory.slots import headroom
 from headrace.tuning.diagnosis import Machine
 from headrace.tuning.race import RULE, Visit
-from headrace.tuning.search import Search, SettingFailed, TimeIsOver
+from headrace.tuning.search import Search, SettingFailed
 from headrace.tuning.settings import Grid, Setting
 
 OK, UNUSABLE = 0, 2
@@ -113,11 +111,18 @@ class Options:
         )
 
 
-def run_tune(target: str, options: Options, console: Console) -> int:
-    """Tune the target's loader, print the result, and return the exit code."""
+def run_tune(target: str, options: Options, cpus: float, console: Console) -> int:
+    """Tune the target's loader, print the result, and return the exit code.
+
+    Args:
+        target: Names the factory.
+        options: The command's options.
+        cpus: How many CPUs this process may use.
+        console: Where the result is printed.
+    """
     with collect_warnings() as warned:
         try:
-            report = tuned(target, options, console)
+            report = tuned(target, options, cpus, console)
         except (CannotTune, MissingExtra) as reason:
             print(f"headrace tune: {reason}", file=sys.stderr)
             return UNUSABLE
@@ -127,7 +132,7 @@ def run_tune(target: str, options: Options, console: Console) -> int:
     return OK
 
 
-def tuned(target: str, options: Options, console: Console) -> Report:
+def tuned(target: str, options: Options, cpus: float, console: Console) -> Report:
     """Search for the best settings of the target's loader.
 
     Raises:
@@ -139,7 +144,6 @@ def tuned(target: str, options: Options, console: Console) -> Report:
     except ValueError as error:
         raise CannotTune(str(error)) from error
     subject = Subject(factory)
-    cpus = usable_cpus()
     grid = grid_of(subject, options, cpus)
     room, visits = headroom(), 0
     with _progress(console) as show:
@@ -161,12 +165,7 @@ def tuned(target: str, options: Options, console: Console) -> Report:
         try:
             result = search.run(grid.nearest(subject.setting))
         except SettingFailed as error:
-            raise CannotTune(f"reading with the loader's own settings raised\n{error}") from error
-        except TimeIsOver as error:
-            raise CannotTune(
-                f"{options.seconds:g} s are too few for this loader: not even its first batches came in that time. "
-                "Pass more with --seconds."
-            ) from error
+            raise CannotTune(f"with the loader's own settings: {error}") from error
     try:
         epoch_batches = len(subject.loader)
     except Exception:  # noqa: BLE001 - an iterable dataset without a length, or a user's own that raises
@@ -193,13 +192,6 @@ def grid_of(subject: Subject, options: Options, cpus: float) -> Grid:
         for values, one in zip((options.prefetch, threads), own_ones, strict=True)
     )
     return Grid(options.executors, workers, prefetch, threads)
-
-
-def usable_cpus() -> float:
-    """Return how many CPUs this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota()
-    return float(allowed) if quota is None else min(float(allowed), quota)
 
 
 def _show(report: Report, options: Options, console: Console) -> None:
