@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 import headrace
 from launch import LIMIT_S, Ranks
@@ -37,6 +38,29 @@ PAGES = [README, *sorted((TESTS.parent / "docs").glob("*.md"))]
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / link).exists(), link
+
+
+def test_every_example_has_a_recipe() -> None:
+    text = (TESTS.parent / "docs" / "recipes.md").read_text()
+    examples = {path.name for path in (TESTS.parent / "examples").glob("*.py")}
+    assert {*re.findall(r"\(\.\./examples/(\w+\.py)\)", text)} == examples
+
+
+def test_the_guide_has_every_argument_beyond_torchs() -> None:
+    text = (TESTS.parent / "docs" / "guide.md").read_text()
+    table = text[text.index("| argument |") :].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    ours, theirs = (inspect.signature(loader).parameters.keys() for loader in (headrace.DataLoader, DataLoader))
+    assert named == ours - theirs
+
+
+def test_links_to_headings_lead_somewhere() -> None:
+    for page in PAGES:
+        for file, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            text = (page.parent / file).read_text() if file else page.read_text()
+            headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings}
+            assert heading in anchors, f"{page.name}: {file}#{heading}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -95,3 +95,4 @@ def test_where_nothing_is_loaded_ahead_it_says_so() -> None:
 
 def test_a_loader_that_takes_no_time_has_a_limit_all_the_same() -> None:
     assert diagnose(ALONE, Visit(1e-6), FOUR).limit is Limit.CPU
+    assert diagnose(PROCESSES, Visit(1e-6), FOUR, Visit(1e-6)).limit is Limit.CPU

@@ -114,9 +114,8 @@ def diagnose(setting: Setting, visit: Visit, machine: Machine, alone: Visit | No
     limit, why = _limit(setting, visit, machine, alone)
     if limit is not Limit.TRAINER:
         why += "; nothing is loaded ahead" * (setting.executor == INLINE)
-        queue_s = 0.0 if alone is None else alone.queue_s
-        if alone is not None and queue_s >= _CROWDED * (work_s(alone) + queue_s):
-            share = queue_s / (work_s(alone) + queue_s)
+        share = 0.0 if alone is None else alone.queue_s / (work_s(alone) + alone.queue_s or 1.0)
+        if share >= _CROWDED:
             why += f"; other processes use the CPUs, too: a batch alone waited {share:.0%} of its time for one"
     return Diagnosis(limit, why, _ADVICE[limit])
 

@@ -255,6 +255,8 @@ class Search:
             tried.add(candidate)
             if self._races(candidate, self._equals):
                 self._choice = candidate
+                if self._bounds(candidate).mean < self._bounds(self._best).mean:
+                    self._best = candidate
 
     def _races(self, challenger: Setting, decides: Callable[[Setting, bool], bool | None]) -> bool:
         """Visit a challenger and the best in turn until it is decided."""

@@ -93,6 +93,7 @@ def test_the_users_own_executor_is_kept_for_its_kind() -> None:
     assert (inline.executor, inline.timeout) == (INLINE, 0)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("factory", "expected"),
     [

@@ -75,7 +75,7 @@ def test_a_real_search(tmp_path: Path) -> None:
 def test_beside_a_step() -> None:
     text = tune("two_batches", "--seconds", "5", "--step-ms", "30", "--executors", "inline,thread", "--workers", "1")
     assert "steps/s" in text
-    assert "waiting" in text
+    assert "waits" in text
     assert "inline" in text
     assert "process" not in text.split("DataLoader(")[0]
 

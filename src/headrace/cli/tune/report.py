@@ -57,10 +57,13 @@ class Report:
             return "failed"
         said = ["best"] * (entry.setting == result.choice)
         said += ["fastest"] * (entry.setting == result.fastest != result.choice)
-        if not said:
-            ratio = entry.bounds.mean / self._seconds(result.fastest)
-            said.append("as fast" if ratio < 1 + TOLERANCE else f"{ratio:.{2 if ratio < 10 else 0}f} x the time")
+        if not said and self._ratio(entry.setting) < 1 + TOLERANCE:
+            said.append("as fast")
         return ", ".join([*said, *["yours"] * (entry.setting == self.subject.setting)])
+
+    def _ratio(self, setting: Setting) -> float:
+        """Return how many times the fastest setting's time a setting takes."""
+        return self._seconds(setting) / self._seconds(self.result.fastest)
 
     def _seconds(self, setting: Setting) -> float:
         found = self._of(setting).bounds
@@ -69,12 +72,11 @@ class Report:
 
     def table(self) -> Table:
         """Return a table of the settings that were tried."""
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
         table.add_column("executor", no_wrap=True)
-        columns = ["workers", "prefetch", "threads", self.unit, "+-", *["waiting"] * bool(self.step.seconds), "start"]
-        for name in columns:
+        waits = ["waits"] * bool(self.step.seconds)
+        for name in ("workers", "prefetch", "threads", self.unit, "+-", "time", *waits, "start"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("visits", justify="right", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
         for entry in self.result.entries:
             style = "bold green" if entry.setting == self.result.choice else ""
@@ -86,11 +88,14 @@ class Report:
         inline = setting.executor == INLINE
         cells = [setting.executor, "-" if inline else str(setting.workers)]
         cells += ["-" if inline else str(setting.prefetch_factor), str(setting.fetch_threads)]
+        waits = bool(self.step.seconds)
         if entry.bounds is None or entry.last is None:
-            return [*cells, "-", "-", *["-"] * bool(self.step.seconds), "-", "0", self.verdict(entry)]
+            return [*cells, *["-"] * (4 + waits), self.verdict(entry)]
+        ratio = self._ratio(setting)
         cells += [_figure(1 / entry.bounds.mean), f"{entry.bounds.high / entry.bounds.mean - 1:.0%}"]
-        cells += [f"{entry.last.wait_s / entry.last.seconds:.0%}"] * bool(self.step.seconds)
-        return [*cells, f"{entry.last.start_s * 1e3:,.0f} ms", str(entry.visits), self.verdict(entry)]
+        cells += [f"{ratio:.2f} x" if ratio < 10 else f"{ratio:.0f} x"]
+        cells += [f"{entry.last.wait_s / entry.last.seconds:.0%}"] * waits
+        return [*cells, f"{entry.last.start_s:.2f} s", self.verdict(entry)]
 
     def bars(self) -> list[Text]:
         """Return the settings as bars, up to the lower bound full, up to the upper bound light."""
