@@ -114,7 +114,7 @@ def use_extras(built: Path) -> dict[str, Any]:
     core = with_dependencies(PROJECT["dependencies"])
     link(core, built / "core")
     extras = {}
-    for extra in ("cli", "images", "jpeg", "zstd", "ray", "ray-client"):
+    for extra in ("cli", "images", "jpeg", "zstd", "ray", "ray-client", "plot"):
         link(with_dependencies(wanted(extra)) - core, built / extra)
         extras[extra] = str(built / extra)
     (block,) = [block for block in blocks_of(README) if block.first_line == "# quickstart.py"]
@@ -167,3 +167,6 @@ def check_extras(uses: dict[str, Any]) -> None:
         named = "images" if extra == "jpeg" else extra  # without simplejpeg Pillow decodes JPEGs
         assert re.search(rf"pip install ['\"]headrace\[{named}\]['\"]", said), (extra, said)
     assert 'pip install "headrace[demo]"' in uses["demo"]
+    without, figure = uses["plot"]
+    assert 'pip install "headrace[plot]"' in without
+    assert figure == "Figure"

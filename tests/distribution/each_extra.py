@@ -5,6 +5,7 @@ needs; and `script`, the code of a script that needs no extra. Prints JSON: what
 """
 
 import contextlib
+import importlib
 import io
 import json
 import multiprocessing
@@ -45,6 +46,10 @@ def cli() -> str:
 def demo() -> str:
     sys.argv = ["headrace", "demo"]
     return printed(main)
+
+
+def plot() -> str:
+    return str(importlib.import_module("headrace.cli.tune.report").figure_class().__name__)
 
 
 def images() -> str:
@@ -96,5 +101,6 @@ if __name__ == "__main__":
         "without": {extra: result(use, []) for extra, use in uses.items()},
         "with": {extra: result(use, [REQUEST["extras"][extra]]) for extra, use in uses.items()},
         "demo": result(demo, [REQUEST["extras"]["cli"]]),
+        "plot": [result(plot, [REQUEST["extras"][extra] for extra in extras]) for extras in (["cli"], ["cli", "plot"])],
     }
     print(json.dumps(results))
