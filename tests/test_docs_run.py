@@ -16,7 +16,6 @@ from scripts import ScriptServer
 NOT_RUN = {
     ("device.md", "for _ in range(steps):"): "it is the wrong way, and would copy to a GPU",
     ("device.md", "copies = torch.cuda.Stream()"): "it needs a GPU",
-    ("cluster.md", "from ray.train import ScalingConfig  # not run here"): "the page says that it was not run",
 }
 """Blocks that only compile: (page, first line), and why."""
 
