@@ -79,6 +79,12 @@ def test_threads_that_get_more_of_a_crowded_machine_than_one_are_not_held_by_the
     assert diagnose(THREADS, visit(0.125, 0.5, 0.1), FOUR, alone).limit is Limit.CPU
 
 
+def test_threads_that_sleep_on_a_crowded_machine_are_not_held_by_the_gil() -> None:
+    """Each wakes and waits for a CPU, so that one alone would have a fifth of one while it computes."""
+    alone = visit(0.1, 0.1, 0.003, queue_s=0.012)
+    assert diagnose(Setting("process", 4, 2, 16), visit(0.008, 0.1, 0.004), FOUR, alone).limit is Limit.STORAGE
+
+
 def test_waiting_for_a_cpu_that_others_use_is_no_storage() -> None:
     crowded = visit(0.1, 0.1, 0.03, queue_s=0.07)
     assert blocked_share(crowded) == pytest.approx(0.0)

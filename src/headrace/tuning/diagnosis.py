@@ -10,9 +10,9 @@ alone, in the trainer's thread: beside others it waits for the GIL, too. The fir
 2. transport: t or r is half of s or more, where workers are elsewhere than in the trainer's thread; or e is half of w
    or more.
 3. cpu: c / s, the CPUs that all workers use, is 70 % of the CPUs or more.
-4. gil: several threads of one process load, the machine has more than one CPU, and together they use 0.6 to 1.25 times
-   as much CPU as one thread can have: c / (c + q) of the batch that is loaded alone. If the blocked share is under one
-   half, less than 0.6 counts, too.
+4. gil: several threads of one process load, the machine has more than one CPU, and they use no more than 1.25 times as
+   much CPU as one thread can have: c / (c + q) of the batch that is loaded alone. If its blocked share is half or more,
+   they must use 0.6 to 1.25 CPUs together.
 5. uneven: there is a training step, and the workers work less than 80 % of the time: a few slow batches are waited for.
 6. storage: the blocked share is half or more.
 7. cpu: otherwise.
@@ -139,11 +139,11 @@ def _limit(setting: Setting, visit: Visit, machine: Machine, alone: Visit | None
     blocked = blocked_share(visit if alone is None else alone)
     processes = setting.workers if setting.executor in ("process", "ray") else 1
     threads = max(1, setting.workers) * setting.fetch_threads // processes
-    single = 1.0 if alone is None or not cpu_s(alone) else cpu_s(alone) / (cpu_s(alone) + alone.queue_s)
-    low, high = (single * bound for bound in _ONE_THREAD)
-    if threads > 1 and machine.cpus > 1 and (low if blocked >= _HALF else 0.0) <= used / processes <= high:
-        figures = f"{used / processes:.2g} CPUs together, and one alone would have {single:.2g}"
-        return Limit.GIL, f"{threads} threads of a process use {figures}"
+    low, high = _ONE_THREAD
+    if blocked < _HALF and alone is not None and cpu_s(alone):
+        low, high = 0.0, high * cpu_s(alone) / (cpu_s(alone) + alone.queue_s)
+    if threads > 1 and machine.cpus > 1 and low <= used / processes <= high:
+        return Limit.GIL, f"{threads} threads of a process use {used / processes:.2g} CPUs together, as one alone would"
     busy = work / (max(1, setting.workers) * step_s)
     if machine.step_s and not inline and busy <= _IDLE:
         return Limit.UNEVEN, f"workers work {busy:.0%} of the time, and the trainer waits all the same"

@@ -13,6 +13,9 @@ that a change of the machine's load changes both. It is
 - open otherwise: both are visited again, in turn, until each has four such visits. Then the means decide, and a
   difference of less than 3 % is none.
 
+Whether a cheaper setting is equal to the fastest is decided in the same way, with up to eight visits of each as long as
+the standard error is above 3 %.
+
 Source: racing by confidence bounds after O. Maron and A. Moore, "Hoeffding Races" (1993), with normal bounds and paired
 visits in the place of Hoeffding's.
 """
@@ -44,9 +47,9 @@ REACH = 5
 
 RULE = (
     f"two settings are visited in turn until the means of log(seconds per step) differ by {DEVIATIONS:g} standard "
-    f"errors, at most {MOST_VISITS} times each; settings within {TOLERANCE:.0%} are equal, and the fewest workers win"
+    f"errors, at most {MOST_VISITS} times each; settings within {TOLERANCE:.0%} are equal, which in noise takes up to "
+    f"{2 * MOST_VISITS} visits, and the fewest workers win"
 )
-
 
 NO_STAGES = StageTimes()
 

@@ -20,6 +20,7 @@ from headrace.tuning.diagnosis import Diagnosis, Limit, Machine, diagnose
 from headrace.tuning.moves import Ideal, cheaper, moves
 from headrace.tuning.race import (
     MOST_VISITS,
+    TOLERANCE,
     Bounds,
     Numbered,
     Verdict,
@@ -27,6 +28,7 @@ from headrace.tuning.race import (
     bounds,
     compare,
     equal,
+    gain,
     near,
     noise,
 )
@@ -258,7 +260,7 @@ class Search:
                 if self._bounds(candidate).mean < self._bounds(self._best).mean:
                     self._best = candidate
 
-    def _races(self, challenger: Setting, decides: Callable[[Setting, bool], bool | None]) -> bool:
+    def _races(self, challenger: Setting, decides: Callable[[Setting, int], bool | None]) -> bool:
         """Visit a challenger and the best in turn until it is decided."""
         mine = self._visits.setdefault(challenger, [])
         best = self._visits[self._best]
@@ -266,8 +268,7 @@ class Search:
             while True:
                 visits, others = len(near(mine, best)), len(near(best, mine))
                 if visits and others:
-                    last = min(visits, others) >= MOST_VISITS
-                    decided = decides(challenger, last)
+                    decided = decides(challenger, min(visits, others))
                     if decided is not None:
                         return decided
                 # The one with fewer visits near the other's is next; of equals, the one visited longer ago.
@@ -281,15 +282,18 @@ class Search:
                 raise
             return False
 
-    def _beats(self, challenger: Setting, last: bool) -> bool | None:
-        verdict = compare(self._visits[challenger], self._visits[self._best], noise(self._visits), last)
+    def _beats(self, challenger: Setting, visits: int) -> bool | None:
+        mine, best, sigma = self._visits[challenger], self._visits[self._best], noise(self._visits)
+        verdict = compare(mine, best, sigma, last=visits >= MOST_VISITS)
         return None if verdict is Verdict.OPEN else verdict is Verdict.FASTER
 
-    def _equals(self, challenger: Setting, last: bool) -> bool | None:
-        mine = self._visits[challenger]
+    def _equals(self, challenger: Setting, visits: int) -> bool | None:
+        mine, best, sigma = self._visits[challenger], self._visits[self._best], noise(self._visits)
         if len(mine) > 1 and self._fed(self._best) and self._fed(challenger):
             return True
-        return equal(mine, self._visits[self._best], noise(self._visits), last)
+        # In noise, twice as many: to take a slower setting for an equal one costs more than to miss a faster one.
+        most = MOST_VISITS if gain(mine, best, sigma)[1] <= TOLERANCE else 2 * MOST_VISITS
+        return equal(mine, best, sigma, last=visits >= most)
 
     def _result(self, start: Setting) -> Result:
         measured = sorted((one for one, found in self._visits.items() if found), key=lambda one: self._bounds(one).mean)

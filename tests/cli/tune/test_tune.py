@@ -77,6 +77,7 @@ def test_beside_a_step() -> None:
     assert "steps/s" in text
     assert "waits" in text
     assert "inline" in text
+    assert "An epoch has only 2 batches" in text
     assert "process" not in text.split("DataLoader(")[0]
 
 
@@ -96,6 +97,8 @@ def test_beside_a_step() -> None:
         (("--fetch-threads", "-4"), "--fetch-threads='-4' is not allowed"),
         (("--json", "nowhere/at/all.json"), "there is no folder for nowhere/at/all.json"),
         (("--plot", "nowhere/at/all.png"), "there is no folder for nowhere/at/all.png"),
+        (("--json", "/"), "/ is a folder, not a file"),
+        (("--plot", "all.bars"), "--plot='all.bars' is not allowed: expected a name that ends in one of "),
     ],
 )
 def test_options_that_are_refused(options: tuple[str, ...], text: str) -> None:

@@ -134,6 +134,11 @@ class Report:
             return False
         return last.start_s > _START_SHARE * self.epoch_batches * self._seconds(choice)
 
+    def epochs_repeat(self) -> bool:
+        """Tell whether an epoch is so short that a visit reads more than one."""
+        lasts = [entry.last for entry in self.result.entries if entry.last is not None]
+        return self.epoch_batches is not None and any(last.batches >= self.epoch_batches for last in lasts)
+
     def _of(self, setting: Setting) -> Entry:
         return next(entry for entry in self.result.entries if entry.setting == setting)
 

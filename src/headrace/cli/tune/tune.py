@@ -94,11 +94,15 @@ class Options:
             if name not in EXECUTORS:
                 bad_value("--executors", name, f"names of {tuple(EXECUTORS)}", "Separate them by commas.")
             EXECUTORS[name]().check_installed()
-        if plot is not None:
-            figure_class()
         for file in (plot, as_json):
             if file is not None and not Path(file).resolve().parent.is_dir():
                 raise FileNotFoundError(f"there is no folder for {file}")
+            if file is not None and Path(file).is_dir():
+                raise IsADirectoryError(f"{file} is a folder, not a file")
+        if plot is not None:
+            kinds = sorted(figure_class()().canvas.get_supported_filetypes())
+            if Path(plot).suffix.removeprefix(".").lower() not in kinds:
+                bad_value("--plot", plot, f"a name that ends in one of {', '.join(kinds)}", "A usual one is .png.")
         return cls(
             Step(step_ms / 1e3, step_on_cpu),
             seconds,
@@ -158,7 +162,7 @@ def tuned(target: str, options: Options, cpus: float, console: Console) -> Repor
             Visitor(subject, options.step),
             time.monotonic,
             Machine(cpus, options.step.seconds),
-            began_s + options.seconds - time.monotonic(),
+            max(LEAST_SECONDS, began_s + options.seconds - time.monotonic()),
             None if room is None else room // _MEMORY_SHARE,
             seen,
         )
@@ -185,13 +189,9 @@ def grid_of(subject: Subject, options: Options, cpus: float) -> Grid:
     if subject.fetches_singly:
         threads = (1,)
     elif subject.loader.batch_size is not None:
-        threads = tuple(sorted({min(one, subject.loader.batch_size) for one in threads}))
-    own_ones = (own.prefetch_factor, own.fetch_threads)
-    prefetch, threads = (
-        tuple(sorted({*values, *([one] if one else [])}))
-        for values, one in zip((options.prefetch, threads), own_ones, strict=True)
-    )
-    return Grid(options.executors, workers, prefetch, threads)
+        threads = tuple(min(one, subject.loader.batch_size) for one in threads)
+    prefetch = {*options.prefetch, own.prefetch_factor} - {0}
+    return Grid(options.executors, workers, tuple(sorted(prefetch)), tuple(sorted({*threads, own.fetch_threads})))
 
 
 def _show(report: Report, options: Options, console: Console) -> None:
@@ -208,8 +208,8 @@ def _show(report: Report, options: Options, console: Console) -> None:
             say(f"{entry.setting} failed: {entry.failed}", "yellow")
     if not result.complete:
         say(f"The time was over before all was decided: --seconds {options.seconds:g}.", "yellow")
-    if report.epoch_batches is not None and report.epoch_batches < result.choice.ahead:
-        say(f"An epoch has only {report.epoch_batches} batches; they were repeated.", "yellow")
+    if report.epochs_repeat():
+        say(f"An epoch has only {report.epoch_batches} batches: visits read several, with the same workers.", "yellow")
     say(f"\n{report.code()}", "bold green")
     if result.choice != result.start:
         say(f"A step takes {result.speedup:.2f} times less than with {result.start}.")
