@@ -35,7 +35,7 @@ def pad(samples: Sequence[tuple[int, torch.Tensor]]) -> tuple[torch.Tensor, torc
 
 
 def loader(**options: Any) -> DataLoader[Any]:
-    own = {name: options.pop(name) for name in ("max_tokens", "per_rank", "window") if name in options}
+    own = {name: options.pop(name) for name in ("max_tokens", "per_rank") if name in options}
     order = LengthBucketed(LENGTHS, **{"max_tokens": 400, **own})
     return DataLoader(Texts(), order=order, collate_fn=pad, seed=5, **options)
 
@@ -72,12 +72,41 @@ def test_workers_make_the_same_batches_in_every_epoch(options: dict[str, Any]) -
     assert mine.stats().samples == 900
 
 
-def test_its_length_is_that_of_the_epoch_that_comes_next() -> None:
-    mine, lengths = loader(window=100), []
-    for _ in range(12):
-        lengths.append(len(mine))
-        assert len(list(mine)) == lengths[-1]
-    assert len(set(lengths)) > 1
+def test_every_epoch_has_as_many_steps() -> None:
+    mine = loader()
+    count = len(mine)
+    for epoch in range(4):
+        assert len(mine) == count
+        assert sum(step == len(mine) - 1 for step, _ in enumerate(mine)) == 1
+        assert mine.epoch == epoch + 1
+
+
+@pytest.mark.filterwarnings("ignore:the order's cells")
+def test_where_ranks_do_not_divide_the_cells_the_length_is_that_of_the_epoch_that_comes_next() -> None:
+    ranks = [loader(distributed=World(rank, 3)) for rank in range(3)]
+    for _ in range(3):
+        counts = [len(mine) for mine in ranks]
+        assert [len(list(mine)) for mine in ranks] == counts
+
+
+def test_asking_for_lengths_draws_no_random_number() -> None:
+    before = torch.get_rng_state()
+    mine = DataLoader(Texts(), order=LengthBucketed(LENGTHS, max_tokens=400), collate_fn=pad)
+    assert len(mine) == len(mine.batch_sampler)
+    mine.verify()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_frameworks_that_read_the_batch_sampler_see_the_plan() -> None:
+    mine = loader()
+    plan = mine.plan()
+    expected = [plan.batch(0, step).tolist() for step in range(plan.steps(0))]
+    assert list(mine.batch_sampler) == expected
+    assert isinstance(mine.batch_sampler, torch.utils.data.BatchSampler)
+    again = DataLoader(Texts(), batch_sampler=mine.batch_sampler, order=mine.order, collate_fn=pad)
+    assert [indices.tolist() for indices, _ in again] == expected
+    mine.batch_sampler.set_epoch(1)
+    assert mine.epoch == 1
 
 
 def test_it_is_the_same_length_before_and_after_a_seed_is_drawn() -> None:

@@ -49,6 +49,12 @@ def test_nothing_comes_again_before_all_else_came(kind: str) -> None:
     assert kind == "sequential" or passes[0] != passes[1]
 
 
+def test_far_epochs_do_not_overflow() -> None:
+    order = Endless(Shuffled(), 10**10)
+    assert order.epoch(3, 10**9, 7)(np.arange(7)).tolist() != order.epoch(3, 0, 7)(np.arange(7)).tolist()
+    assert sorted(Endless(Shuffled(), 7).epoch(3, 2**62, 7)(np.arange(7)).tolist()) == list(range(7))
+
+
 def test_pads_are_the_first_samples_of_the_epoch() -> None:
     order = Endless(Shuffled(), 7)
     at = order.epoch(3, 2, 20)

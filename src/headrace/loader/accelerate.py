@@ -180,7 +180,7 @@ class Prepared:
 
     @property
     def total_batch_size(self: Any) -> int:
-        """Samples per step over all ranks, under the name that Accelerate uses."""
+        """Samples per step over all ranks, or batches of an order of its own, under the name that Accelerate uses."""
         size: int = self._source.batch_size * self._source.world().size
         return size
 
@@ -206,7 +206,7 @@ class Prepared:
             allowed = f"a World or a DeviceMesh, since {together} processes at a time must read the same batches"
             fix = "Count its rank and size in such groups, e.g. World(process_index // group, num_processes // group)."
             bad_value("distributed", self.distributed, allowed, fix)
-        if asked.split_batches:
+        if asked.split_batches and (source.order is None or source.order.per_rank is None):
             if not self.batch_size or self.batch_size % size:
                 allowed = f"a round multiple of the number of processes ({size}) with split_batches=True"
                 bad_value("batch_size", self.batch_size, allowed, "It is then that of all processes together.")

@@ -194,8 +194,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         )
         self._schedule = Schedule(self._source)
         if self._source.order is not None:
-            # torch's __setattr__ refuses `sampler` from here on.
-            self.__dict__["sampler"] = samplers.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
+            # torch's __setattr__ refuses both from here on.
+            both = samplers.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
+            self.__dict__["sampler"], self.__dict__["batch_sampler"] = both
         if not automatic:
             options.warn_ignored(self, shuffle, sampled)
 

@@ -55,7 +55,10 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
 }
 """The values that mean that an argument was left out, where there are others than None."""
 
-_SHARED_DATA = ("tp", "pp", "cp")
+CELLS = "the order's cells="
+"""How the warning about a world that does not divide them begins."""
+
+_SHARED_DATA = ("tp", "pp", "cp", "sp")
 """Usual names of dimensions of a mesh along which all ranks compute on the same batch."""
 
 _PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -324,8 +327,9 @@ def warn_of_ranks(loader: Any) -> None:
         at_once := source.world().size * source.batch_size
     ):
         source.warn_once(
-            f"cells={source.order.cells} is no multiple of {at_once}, the batches that all ranks take at a step: every "
-            "sample is still read once and within the budget, but some steps mix samples of two buckets, or are small. "
+            f"{CELLS}{source.order.cells} is no multiple of {at_once}, the batches that all ranks take at a step: "
+            "every sample is still read once and within the budget, but some steps mix lengths or are small, ranks may "
+            "differ by a sample at a step, and len() by epoch. "
             f"Pass LengthBucketed(..., cells={at_once}), or a multiple; as another order, for a new run.",
             "cells",
             stacklevel=5,

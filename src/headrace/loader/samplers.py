@@ -120,12 +120,32 @@ class AutoSequentialSampler(AutoSampler, SequentialSampler):
     _torch_sampler = SequentialSampler
 
 
-def install(schedule: Schedule, batch_sampler: BatchSampler | None) -> AutoSampler:
-    """Make the automatic sampler of a schedule and put it into torch's batch sampler, if there is one."""
+class AutoBatches(BatchSampler):
+    """The batch sampler of a loader whose order cuts the batches, for frameworks that read it."""
+
+    sampler: AutoSampler
+
+    def __init__(self, sampler: AutoSampler, drop_last: bool) -> None:
+        super().__init__(sampler, 1, drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        schedule = self.sampler._schedule
+        plan, epoch = schedule.source.plan(), schedule.epoch
+        return (plan.batch(epoch, step).tolist() for step in range(plan.steps(epoch)))
+
+    def __len__(self) -> int:
+        schedule = self.sampler._schedule
+        return schedule.source.shape().steps(schedule.epoch)
+
+
+def install(schedule: Schedule, batch_sampler: BatchSampler | None) -> tuple[AutoSampler, BatchSampler | None]:
+    """Make the automatic sampler of a schedule; put it into torch's batch sampler, if there is one; return both."""
     assert schedule.source.order is not None
     sampler = (AutoRandomSampler if schedule.source.order.random else AutoSequentialSampler)(schedule)
     if batch_sampler is not None:
+        if schedule.source.order.per_rank is not None:
+            batch_sampler = AutoBatches(sampler, batch_sampler.drop_last)
         batch_sampler.sampler = sampler
         # Hugging Face's Trainer looks for it one level above the sampler when it skips batches.
         batch_sampler.set_epoch = sampler.set_epoch  # type: ignore[attr-defined]
-    return sampler
+    return sampler, batch_sampler

@@ -8,8 +8,9 @@ from headrace.types import Tail
 class Batching(ABC):
     """Cuts the positions of an epoch into global batches.
 
-    Global batches follow each other without a gap, from the cursor at which a run began the epoch to `end`. All of them
-    but the last hold equally many samples for each rank. A run may begin at any cursor that a run has reached.
+    Global batches follow each other without a gap, from the cursor at which a run began the epoch to `end`. Ranks deal
+    the positions of each in turn, so that their shares differ by one sample at most. A run may begin at any cursor that
+    a run has reached.
 
     A new way of cutting is a subclass, passed as `Plan(..., batching=...)`; nothing else has to change.
 

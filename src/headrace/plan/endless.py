@@ -15,8 +15,9 @@ _PASSES_KEPT = 3
 class Endless(Order):
     """The epochs of another order, end to end, cut anew into epochs of `epoch_samples` samples.
 
-    Position p of epoch e is place e · epoch_samples + p of that sequence. Every sample of the dataset comes once before
-    any comes again, whatever `epoch_samples` is.
+    Position p of epoch e is place e · epoch_samples + p of that sequence. If an epoch of the order has every sample
+    once, every sample comes before any comes again, whatever `epoch_samples` is. An epoch of `Blocks` keeps its ranks
+    apart only if `epoch_samples` and the number of samples are multiples of its streams.
 
     Args:
         order: The order whose epochs follow each other.
@@ -29,7 +30,7 @@ class Endless(Order):
 
     def __init__(self, order: Order, epoch_samples: int) -> None:
         fix = "Count the samples of an epoch over all ranks."
-        self._samples = whole_number("epoch_samples", epoch_samples, low=1, fix=fix)
+        self._samples = whole_number("epoch_samples", epoch_samples, low=1, high=2**62, fix=fix)
         if order.per_rank is not None or type(order).deal is not Order.deal:
             fix = "Leave it out. Balanced(labels, length=...) has epochs of any length."
             bad_value("epoch_samples", epoch_samples, f"None with order={order!r}, which arranges its own batches", fix)
@@ -56,14 +57,15 @@ class Endless(Order):
 
     def epoch(self, seed: int, epoch: int, length: int) -> EpochOrder:
         """Return one epoch's part of the sequence, wrapping round at its end."""
-        first, size = epoch * self._samples, self._order.samples(length)
+        size = self._order.samples(length)
+        before, first = divmod(epoch * self._samples, size)  # in Python's integers, which do not overflow
 
         def indices(positions: Positions) -> Indices:
             passes, places = np.divmod(positions % self._samples + first, size)
             found = np.empty(len(positions), np.int64)
             for number in np.unique(passes).tolist():
                 chosen = passes == number
-                found[chosen] = self._pass(seed, number, length)(places[chosen])
+                found[chosen] = self._pass(seed, before + number, length)(places[chosen])
             return found
 
         return indices

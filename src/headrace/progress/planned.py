@@ -1,7 +1,7 @@
 """Passes over a plan."""
 
 from collections.abc import Iterator
-from itertools import count, islice, takewhile
+from itertools import islice
 from typing import Any
 
 from headrace.plan import Plan
@@ -36,25 +36,14 @@ class PlanPass(Pass):
     def _begin(self) -> None:
         super()._begin()
         plan, start = self.plan, self.start
-        # Where batches differ in size it would take long to count them. The last task tells.
-        self.steps = plan.steps(start.epoch, start.samples) if plan.even else -1
+        self.steps = plan.steps(start.epoch, start.samples)
         self._whole_steps = (plan.samples - start.samples) // plan.global_batch if plan.even else 0
 
     def tasks(self, first: int = 0) -> Iterator[Task]:
         """Return the tasks of this pass, which ends with the epoch, without the first `first` ones."""
         epoch, cursor, done = self.start.epoch, self.start.samples, frozenset(self._skipped)
-        if not done and self.plan.even:
-            return (PlanTask(epoch, step, cursor) for step in range(first, self.steps))
-        left = (step for step in (range(self.steps) if self.plan.even else self._counted()) if step not in done)
-        return (PlanTask(epoch, step, cursor) for step in islice(left, first, None))
-
-    def _counted(self) -> Iterator[int]:
-        """Yield the steps; with the last one, `steps` is known."""
-        epoch, cursor = self.start.epoch, self.start.samples
-        for step in _steps(self.plan, epoch, cursor):
-            if not self.plan.size(epoch, step + 1, cursor):
-                self.steps = step + 1
-            yield step
+        left = islice((step for step in range(self.steps) if step not in done), first, None)
+        return (PlanTask(epoch, step, cursor) for step in (left if done else range(first, self.steps)))
 
     def revised(self) -> Iterator[Task] | None:
         """Return the new epoch's tasks if `set_epoch` was called between `iter()` and the first batch; else None."""
@@ -63,7 +52,7 @@ class PlanPass(Pass):
     def early_tasks(self) -> Iterator[Task]:
         """Return the tasks of the next epoch."""
         epoch = self.start.epoch + 1
-        return (PlanTask(epoch, step, 0) for step in (_steps(self.plan, epoch, 0) if self._allows_early else ()))
+        return (PlanTask(epoch, step, 0) for step in range(self.plan.steps(epoch) if self._allows_early else 0))
 
     def size(self, task: Any) -> int:
         """Count the samples of a task's batch."""
@@ -78,8 +67,7 @@ class PlanPass(Pass):
         """Advance the epoch, or note that it was broken off."""
         super().ended(finished)
         if not finished and self._count:
-            steps = self.plan.steps(self.start.epoch, self.start.samples)
-            self._schedule.abandon(self.start, f"{self._count} of {steps} batches")
+            self._schedule.abandon(self.start, f"{self._count} of {self.steps} batches")
 
     def _reached(self) -> State:
         epoch, cursor = self.start.epoch, self.start.samples
@@ -90,12 +78,3 @@ class PlanPass(Pass):
         if self._in_order and not self._beyond:
             return self._at(0, cursor)
         return self._at(0, cursor, beyond=sorted(step - self._done for step in self._beyond))
-
-
-def _steps(plan: Plan, epoch: int, cursor: int) -> Iterator[int]:
-    """Yield the rank's steps, found one by one where batches differ in size."""
-    return (
-        iter(range(plan.steps(epoch, cursor)))
-        if plan.even
-        else takewhile(lambda step: plan.size(epoch, step, cursor) > 0, count())
-    )

@@ -142,8 +142,8 @@ class Source:
             world=self.world(),
             tail=self.current_tail(),
             in_runs=self.in_runs,
-            # Orders that cut their epochs themselves have another number of steps under another seed.
-            seed=0 if self.order.per_rank is None else self.resolved_seed(),
+            # Where an order cuts its epochs, ranks may need another number of steps under another seed. None is drawn.
+            seed=0 if self.order.per_rank is None or self.world().size == 1 else self.resolved_seed(),
         )
 
     def plan(self) -> Plan:

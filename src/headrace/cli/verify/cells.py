@@ -16,6 +16,7 @@ import torch.utils.data
 from headrace.cli.factory.remake import CannotRemake, remade
 from headrace.cli.verify.digest import DigestingCollate, Fold, SampleDigest
 from headrace.loader import DataLoader
+from headrace.loader.options import CELLS
 from headrace.plan import Order, Plan
 from headrace.progress.source import Kind
 from headrace.types import Tail, World
@@ -39,7 +40,7 @@ _FEWEST_STEPS = 16
 _KILLED_S = 10.0
 """How long a killed worker may take to end, in seconds."""
 
-_OUR_OWN = "This DataLoader will create"
+_OUR_OWN = ("This DataLoader will create", CELLS)
 _UNPICKLABLE = "headrace: the dataset, collate_fn and worker_init_fn must be picklable"
 
 Digests = dict[tuple[int, int], SampleDigest]
