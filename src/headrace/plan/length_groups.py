@@ -115,10 +115,10 @@ class EpochGroups:
         self._permuted = np.argsort(hash64(key("bucketed groups", seed, epoch), np.arange(groups)), kind="stable")
         self.ends: list[int] = np.cumsum(parts.counts[self._permuted]).tolist()
         self.sizes: list[int] = parts.sizes[self._permuted].tolist()
-        # What is left over are neighbours at a random place. The samples behind it are shorter than those whose places
-        # they take, so that the sizes of all groups stay within the budget.
-        drawn = int(hash64(key("bucketed rest", seed, epoch), np.zeros(1, np.int64))[0]) % (groups + 1)
-        self._gap = int(parts.starts[drawn]) if drawn < groups else self.samples - parts.rest
+        # What is left over are neighbours in any place. The samples behind it are shorter than those whose places they
+        # take, so that the sizes of all groups stay within the budget.
+        drawn = int(hash64(key("bucketed rest", seed, epoch), np.zeros(1, np.int64))[0])
+        self._gap = drawn % (self.samples - parts.rest + 1)
         if parts.rest:
             self.ends.append(self.samples)
             self.sizes.append(parts.rest_size)

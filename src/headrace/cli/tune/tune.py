@@ -201,6 +201,7 @@ def _show(report: Report, options: Options, console: Console) -> None:
         console.print(Text(text, style=style), soft_wrap=True)
 
     console.print(report.table())
+    console.print()
     for line in report.bars():
         console.print(line, soft_wrap=True)
     for entry in result.entries:
