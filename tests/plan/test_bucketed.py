@@ -169,10 +169,10 @@ def test_what_is_dropped_differs_by_epoch_and_has_any_length() -> None:
     for options in ({"max_tokens": 4096}, {"batch_size": 32}):
         mine, *_ = plans(LengthBucketed(few, **options), 8, "drop")
         read: Counter[int] = Counter()
-        for epoch in range(40):
+        for epoch in range(120):
             read.update(mine.indices(epoch, np.arange(mine.end(epoch))).tolist())
         assert len(read) == len(few)
-        dropped = 40 - np.array([read[index] for index in range(len(few))])
+        dropped = 120 - np.array([read[index] for index in range(len(few))])
         shortest, longest = np.argsort(few)[:1000], np.argsort(few)[1000:]
         assert 0.3 < dropped[shortest].sum() / dropped.sum() < 0.7
         assert dropped[longest].sum() > 0
