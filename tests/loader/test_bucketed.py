@@ -105,6 +105,9 @@ def test_frameworks_that_read_the_batch_sampler_see_the_plan() -> None:
     assert isinstance(mine.batch_sampler, torch.utils.data.BatchSampler)
     again = DataLoader(Texts(), batch_sampler=mine.batch_sampler, order=mine.order, collate_fn=pad)
     assert [indices.tolist() for indices, _ in again] == expected
+    made = type(mine.batch_sampler)(mine.sampler, batch_size=1, drop_last=False)  # as Lightning makes one
+    assert list(made) == expected
+    assert list(type(made)(range(3), batch_size=1, drop_last=False)) == [[0], [1], [2]]
     mine.batch_sampler.set_epoch(1)
     assert mine.epoch == 1
 

@@ -121,19 +121,18 @@ class AutoSequentialSampler(AutoSampler, SequentialSampler):
 
 
 class AutoBatches(BatchSampler):
-    """The batch sampler of a loader whose order cuts the batches, for frameworks that read it."""
-
-    sampler: AutoSampler
-
-    def __init__(self, sampler: AutoSampler, drop_last: bool) -> None:
-        super().__init__(sampler, 1, drop_last)
+    """The batch sampler of a loader whose order cuts the batches, for frameworks that read it, or make one anew."""
 
     def __iter__(self) -> Iterator[list[int]]:
+        if not isinstance(self.sampler, AutoSampler):
+            return super().__iter__()
         schedule = self.sampler._schedule
         plan, epoch = schedule.source.plan(), schedule.epoch
         return (plan.batch(epoch, step).tolist() for step in range(plan.steps(epoch)))
 
     def __len__(self) -> int:
+        if not isinstance(self.sampler, AutoSampler):
+            return super().__len__()
         schedule = self.sampler._schedule
         return schedule.source.shape().steps(schedule.epoch)
 
@@ -144,7 +143,7 @@ def install(schedule: Schedule, batch_sampler: BatchSampler | None) -> tuple[Aut
     sampler = (AutoRandomSampler if schedule.source.order.random else AutoSequentialSampler)(schedule)
     if batch_sampler is not None:
         if schedule.source.order.per_rank is not None:
-            batch_sampler = AutoBatches(sampler, batch_sampler.drop_last)
+            batch_sampler = AutoBatches(sampler, 1, batch_sampler.drop_last)
         batch_sampler.sampler = sampler
         # Hugging Face's Trainer looks for it one level above the sampler when it skips batches.
         batch_sampler.set_epoch = sampler.set_epoch  # type: ignore[attr-defined]
