@@ -1,4 +1,4 @@
-"""Accelerate gathers the batches of an order that cuts them itself: all ranks have equally many samples at each step."""
+"""Accelerate gathers the batches of an order that cuts them itself: ranks have equally many samples at each step."""
 
 from pathlib import Path
 
