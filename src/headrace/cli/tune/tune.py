@@ -213,7 +213,7 @@ def _show(report: Report, options: Options, console: Console) -> None:
         say(f"An epoch has only {report.epoch_batches} batches: visits read several, with the same workers.", "yellow")
     say(f"\n{report.code()}", "bold green")
     if result.choice != result.start:
-        say(f"A step takes {result.speedup:.2f} times less than with {result.start}.")
+        say(f"{result.speedup:.2f} times as fast as {result.start}.")
     say(f"Limited by {result.diagnosis.limit.value}: {result.diagnosis.why}. {result.diagnosis.advice}")
     left = f"; {result.ruled_out} more could not win by their stage times" * bool(result.ruled_out)
     left += f", {result.untried} were not tried" * bool(result.untried)
