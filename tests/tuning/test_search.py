@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from headrace.tuning.diagnosis import Limit, Machine
-from headrace.tuning.search import Result, Search, SettingFailed
+from headrace.tuning.race import Visit
+from headrace.tuning.search import Limits, Result, Search, SettingFailed, TimeIsOver
 from headrace.tuning.settings import INLINE, Grid, Setting
 from tuning.virtual import GRID, Load, Virtual
 
@@ -101,8 +102,21 @@ def test_a_slow_load_leaves_time_for_little_but_is_no_error() -> None:
 
 def test_no_time_even_for_the_start() -> None:
     virtual = Virtual(Load(blocked_s=60.0))
-    with pytest.raises(SettingFailed, match="too few batches came in 2 s: give the search more --seconds"):
+    with pytest.raises(SettingFailed, match=r"too few batches came within [24] s: give the search more --seconds"):
         searched(virtual, Setting("process", 1, 2), seconds=10.0)
+
+
+def test_a_first_batch_that_takes_all_of_the_time_is_not_asked_for_again() -> None:
+    class Slow(Virtual):
+        def __call__(self, setting: Setting, limits: Limits) -> Visit:
+            self.visited.append(setting)
+            self.now_s += 36.0
+            raise TimeIsOver
+
+    virtual = Slow(Load())
+    with pytest.raises(SettingFailed, match="too few batches came within 36 s"):
+        searched(virtual, Setting("process", 1, 2), seconds=10.0)
+    assert virtual.visited == [Setting(INLINE)]
 
 
 def test_settings_that_fail_are_left_out() -> None:

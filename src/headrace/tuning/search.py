@@ -191,6 +191,8 @@ class Search:
         best = self._visits.get(self._best)
         hopeless_s = _HOPELESS * self._bounds(self._best).mean if best and setting != self._best else float("inf")
         try:
+            if self.clock() >= self._over_s:
+                raise TimeIsOver
             visit = self.measure(setting, Limits(self._until(), hopeless_s))
         except SettingFailed as error:
             self._failed[setting] = str(error)
@@ -198,8 +200,8 @@ class Search:
         except TimeIsOver as error:
             if self._visits and self.clock() >= self._over_s:
                 raise
-            share_s = _VISIT * self.seconds
-            self._failed[setting] = f"too few batches came in {share_s:.0f} s: give the search more --seconds"
+            took_s = self.clock() - self._over_s + self.seconds
+            self._failed[setting] = f"too few batches came within {took_s:.0f} s: give the search more --seconds"
             raise SettingFailed(self._failed[setting]) from error
         self._visits.setdefault(setting, []).append(Numbered(self._taken, visit))
         self._ideal.see(setting, visit)

@@ -223,11 +223,12 @@ class Visitor:
         size, count = batch_bytes(batch), 1
         self._step()
         while count < max(2, setting.workers + 1) or now_s() - first_s < _WARM_UP_S:
+            if now_s() >= limits.deadline_s:
+                raise TimeIsOver
             batch = next(batches)
             self._step()
             count += 1
-            slow = count > setting.workers + 1 and (now_s() - first_s) / (count - 1) > limits.hopeless_s
-            if slow or now_s() >= limits.deadline_s:
+            if count > setting.workers + 1 and (now_s() - first_s) / (count - 1) > limits.hopeless_s:
                 break
         alone = setting == Setting(INLINE) and not self._step.on_cpu  # all is done by this thread
         before, queue_s, wait_s, cpu_s, times = loader.stats(), _queue_s(), 0.0, 0.0, [now_s()]
