@@ -134,7 +134,7 @@ class LengthBucketed(Order):
     def similar(self, seed: int, epoch: int, position: int, samples: int) -> tuple[int, int]:
         """Return the group of a position: its samples exceed no budget in each other's place."""
         table = self.table(seed, epoch)
-        group = bisect_right(table.ends, position)
+        group = min(bisect_right(table.ends, position), len(table.ends) - 1)  # pads read the last one again
         # What is left over is read one by one, so that any sample will do.
         return table.bounds(group) if group < len(self.sorted.counts) else (0, samples)
 
