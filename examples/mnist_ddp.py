@@ -71,7 +71,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.table:
         print("| ranks | len(loader) | samples/s | accuracy |\n| --- | --- | --- | --- |")
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # a core for each rank
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread for each rank
         for ranks in 1, 2:
             torchrun = "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"
             command = [sys.executable, "-m", *torchrun, __file__, f"--epochs={given.epochs}"]
