@@ -1,10 +1,7 @@
-"""The examples keep what they promise; one is run by torchrun, the others in the environment that it makes."""
+"""The examples keep what they promise, in the environment that torchrun makes; tests/examples/ runs it itself, too."""
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,23 +25,9 @@ def check(printed: str) -> None:
 
 
 @pytest.mark.slow
-def test_ddp(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANK), str(DDP)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    check(run.stdout)
-
-
-@pytest.mark.slow
-def test_ddp_alone(tmp_path: Path) -> None:
-    check(Ranks(DDP, 1, tmp_path).finish())
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ddp(ranks: int, tmp_path: Path) -> None:
+    check(Ranks(DDP, ranks, tmp_path).finish())
 
 
 @pytest.mark.slow

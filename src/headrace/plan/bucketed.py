@@ -37,7 +37,8 @@ class LengthBucketed(Order):
     How it is made: samples are sorted by length, once, and cut into *buckets*, each of one batch size. A bucket is cut
     into groups of `cells` batches. Each epoch permutes the samples of a bucket, and the groups of all buckets. A group
     is read longest first, by up to `cells` steps in sequence. The fewer than `cells` samples that are left over come
-    last, one for each batch; with `batch_size`, those of an incomplete group. They are others in each epoch.
+    last, one for each batch; with `batch_size`, those of an incomplete group. They are others in each epoch. What
+    happens where they cannot be shared out evenly is the loader's `tail` rule, as with any order.
 
     Sorting takes about 0.1 s for a million samples. Each process keeps the lengths and the sorted indices, 4 bytes each
     a sample.
