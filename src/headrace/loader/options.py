@@ -330,7 +330,8 @@ def warn_of_ranks(loader: Any) -> None:
             f"{CELLS}{source.order.cells} is no multiple of {at_once}, the batches that all ranks take at a step: "
             "every sample is still read once and within the budget, but some steps mix lengths or are small, ranks may "
             "differ by a sample at a step, and len() by epoch. "
-            f"Pass LengthBucketed(..., cells={at_once}), or a multiple; as another order, for a new run.",
+            f"Pass LengthBucketed(..., cells={at_once}), or a multiple. That is another order, which old states do not "
+            "fit: do it for a new run.",
             "cells",
             stacklevel=5,
         )
