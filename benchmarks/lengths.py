@@ -72,15 +72,16 @@ def random_batches(lengths: NDArray[np.int64], epoch: int) -> list[Batches]:
 
 def sorted_windows(lengths: NDArray[np.int64], epoch: int) -> list[Batches]:
     """Return each rank's batches, of windows of its shuffled samples that are sorted by length: the usual recipe."""
-    chance, ranks = np.random.default_rng(epoch), []
+    chance = np.random.default_rng(epoch)
+    ranks: list[Batches] = []
     for share in shuffled(epoch):
-        batches = []
+        batches: list[NDArray[np.int64]] = []
         for start in range(0, len(share), WINDOW):
             window = share[start : start + WINDOW]
             parts = cut(window[np.argsort(lengths[window], kind="stable")])
             batches += [parts[place] for place in chance.permutation(len(parts))]
         ranks.append(batches)
-    return ranks  # type: ignore[return-value]
+    return ranks
 
 
 def figures(lengths: NDArray[np.int64], ranks: list[Batches]) -> tuple[float, ...]:

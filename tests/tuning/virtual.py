@@ -87,7 +87,7 @@ class Virtual:
         self.visited.append(setting)
         seconds = self.steady_s(setting) * math.exp(self.sigma * self.rng.standard_normal()) * self.change(self.now_s)
         took_s = max(self.least_s, (5 + 2 * setting.workers) * seconds)
-        if seconds > limits.hopeless_s:
+        if seconds > limits.cut_above_s:
             took_s = 3 * seconds
         if self.now_s + took_s > limits.deadline_s:
             self.now_s = limits.deadline_s

@@ -102,8 +102,8 @@ class LengthBucketed(Order):
         return Sorted(self.lengths, self.batch_size, self.max_tokens, self.cells, self.spread)
 
     def __getstate__(self) -> dict[str, Any]:
-        assert self.sorted  # once, for all processes
-        return self.__dict__ | {"_epochs": OrderedDict()}  # workers build the tables that they need
+        # Sorted once, for all processes. They build the tables of the epochs that they need.
+        return self.__dict__ | {"sorted": self.sorted, "_epochs": OrderedDict()}
 
     def _parameters(self) -> tuple[Any, ...]:
         # Not `per_rank`, which changes no sequence, so that a run may go on with another.

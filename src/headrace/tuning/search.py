@@ -34,13 +34,13 @@ from headrace.tuning.race import (
 )
 from headrace.tuning.settings import COORDINATES, INLINE, Grid, Setting
 
-_CLIMBING = 0.75
+_FASTER_SHARE = 0.75
 """The share of the time after which no faster setting is looked for, so that there is time for cheaper ones."""
 
 _VISIT = 0.2
 """The largest share of the time that one visit may take."""
 
-_HOPELESS = 3.0
+_CUT_ABOVE = 3.0
 """How many times slower than the best a setting may be without that its measurement is cut short."""
 
 
@@ -57,11 +57,11 @@ class Limits(NamedTuple):
 
     Attributes:
         deadline_s: The clock's time by which it must have ended.
-        hopeless_s: Seconds per step above which it may be cut short; infinity without a limit.
+        cut_above_s: Seconds per step above which it may be cut short; infinity without a limit.
     """
 
     deadline_s: float
-    hopeless_s: float = float("inf")
+    cut_above_s: float = float("inf")
 
 
 Measure = Callable[[Setting, Limits], Visit]
@@ -152,10 +152,10 @@ class Search:
         self._best = start
         self._take(start)
         with suppress(TimeIsOver):
-            self._climb()
+            self._find_faster()
         self._choice = self._best
         with suppress(TimeIsOver):
-            self._save()
+            self._find_cheaper()
         return self._result(start)
 
     def _visit_alone(self) -> None:
@@ -189,11 +189,11 @@ class Search:
         if self._visits and self.clock() >= self._over_s:
             raise TimeIsOver
         best = self._visits.get(self._best)
-        hopeless_s = _HOPELESS * self._bounds(self._best).mean if best and setting != self._best else float("inf")
+        cut_above_s = _CUT_ABOVE * self._bounds(self._best).mean if best and setting != self._best else float("inf")
         try:
             if self.clock() >= self._over_s:
                 raise TimeIsOver
-            visit = self.measure(setting, Limits(self._until(), hopeless_s))
+            visit = self.measure(setting, Limits(self._until(), cut_above_s))
         except SettingFailed as error:
             self._failed[setting] = str(error)
             raise
@@ -224,11 +224,11 @@ class Search:
         may_win = self._ideal.can_win(candidates, self._bounds(self._best).high)
         return next((one for one in may_win if one not in tried and one not in self._failed), None)
 
-    def _climb(self) -> None:
+    def _find_faster(self) -> None:
         """Move to faster settings until no neighbour is faster."""
         ahead: list[Setting] = []
         tried: set[Setting] = set()
-        until_s = self.clock() + _CLIMBING * (self._over_s - self.clock())
+        until_s = self.clock() + _FASTER_SHARE * (self._over_s - self.clock())
         while not self._fed(self._best):
             if self.clock() >= until_s:
                 self._complete = False
@@ -252,7 +252,7 @@ class Search:
         further = [self.grid.step(now, name, getattr(now, name) > getattr(before, name)) for name in changed]
         return [one for one in further if one is not None]
 
-    def _save(self) -> None:
+    def _find_cheaper(self) -> None:
         """Move to cheaper settings that are as fast as the best."""
         tried: set[Setting] = set()
         while (candidate := self._next(cheaper(self._choice, self.grid), tried)) is not None:

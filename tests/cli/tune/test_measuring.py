@@ -145,8 +145,8 @@ def test_later_visits_read_other_samples() -> None:
     assert seen[0][:8] != seen[1][:8]
 
 
-def test_a_hopeless_setting_is_cut_short() -> None:
-    found = visitor(factories.stored)(Setting(INLINE), Limits(math.inf, hopeless_s=0.001))
+def test_a_much_slower_setting_is_cut_short() -> None:
+    found = visitor(factories.stored)(Setting(INLINE), Limits(math.inf, cut_above_s=0.001))
     assert found.cut
     assert found.batches == 2
     assert not visitor(factories.stored)(Setting(INLINE), FOREVER).cut

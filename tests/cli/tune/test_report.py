@@ -1,6 +1,7 @@
 """What is shown of a search: verdicts, bars, code that makes the loader, and JSON."""
 
 import ast
+import io
 import json
 from pathlib import Path
 
@@ -30,9 +31,8 @@ def report(
 
 
 def shown(of: Report, width: int = 80) -> list[str]:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        console.print(of.table())
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(of.table())
     return console.export_text().splitlines()
 
 

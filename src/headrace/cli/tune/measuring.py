@@ -228,7 +228,7 @@ class Visitor:
             batch = next(batches)
             self._step()
             count += 1
-            if count > setting.workers + 1 and (now_s() - first_s) / (count - 1) > limits.hopeless_s:
+            if count > setting.workers + 1 and (now_s() - first_s) / (count - 1) > limits.cut_above_s:
                 break
         alone = setting == Setting(INLINE) and not self._step.on_cpu  # all is done by this thread
         before, queue_s, wait_s, cpu_s, times = loader.stats(), _queue_s(), 0.0, 0.0, [now_s()]
@@ -247,7 +247,7 @@ class Visitor:
                 if not enough:
                     raise TimeIsOver
                 break
-            if enough and (times[-1] - times[0]) / taken > limits.hopeless_s:
+            if enough and (times[-1] - times[0]) / taken > limits.cut_above_s:
                 cut = True
                 break
         del batch
