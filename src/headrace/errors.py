@@ -41,7 +41,20 @@ class ShardCorrupt(HeadraceError, ValueError):
 
 
 class MissingExtra(HeadraceError, ImportError):
-    """An optional dependency is not installed; the message names the extra to install."""
+    """An optional dependency is not installed; the message says how to install it.
+
+    Args:
+        text: What is missing, and for what.
+        extra: The extra that brings it; its commands follow the text. "" if the text has everything.
+    """
+
+    def __init__(self, text: str, extra: str = "") -> None:
+        super().__init__(f"{text}: {pip_install(extra)}" if extra else text)
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that adds an extra to the package that is installed, and that for a checkout."""
+    return f'pip install "headrace[{extra}]" (in a checkout: pip install ".[{extra}]")'
 
 
 def note(error: BaseException, text: str) -> None:

@@ -83,7 +83,10 @@ def test_a_package_that_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPat
         return "1"
 
     monkeypatch.setattr(doctor, "version", missing)
-    assert of("zstandard").value == "not installed; for shards compressed by zstd: pip install 'headrace[zstd]'"
+    assert of("zstandard").value == (
+        'not installed; for shards compressed by zstd: pip install "headrace[zstd]" (in a checkout: '
+        'pip install ".[zstd]")'
+    )
 
 
 def test_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ def test_without_the_cli_extra(
     said = capsys.readouterr()
     package = missing.partition(".")[0]
     assert said.err == (
-        f'headrace: the command line needs {package}, which is not installed: pip install "headrace[cli]"\n'
+        f"headrace: the command line needs {package}, which is not installed: "
+        'pip install "headrace[cli]" (in a checkout: pip install ".[cli]")\n'
     )
     assert not said.out
 
@@ -42,7 +43,7 @@ def test_without_the_demo_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(sys, "argv", ["headrace", "demo"])
     assert exit_code() == 1
     said = capsys.readouterr()
-    assert said.err.endswith('which is not installed: pip install "headrace[demo]"\n')
+    assert said.err.endswith('pip install "headrace[demo]" (in a checkout: pip install ".[demo]")\n')
     assert not said.out
 
 

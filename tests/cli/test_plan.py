@@ -99,19 +99,19 @@ def test_a_world_larger_than_the_dataset() -> None:
 def test_table_marks_pads_and_sums_up() -> None:
     text = run("--size", 3, "--world-size", 2, "--batch-size", 1)
     lines = text.splitlines()
-    assert lines[0].startswith("3 samples, 2 ranks x 1: each sample once, 1 pad")
+    assert lines[0].startswith("3 samples, 2 ranks x 1: each sample at least once, 1 pad")
     assert [line.split() for line in lines if "│" in line] == [
         ["│", "0", "│", "0", "│", "1", "│"],
         ["│", "1", "│", "2", "│", "0*", "│"],
     ]
-    assert "read once:  2 samples\nread again: 0 (2 times)\nnever read: none\n" in text
+    assert "read once:  2 samples\nread again: sample 0, 2 times\nnever read: none\n" in text
 
 
 def test_table_of_uneven_ranks_and_of_dropped_samples() -> None:
     assert "│    1 │ 2      │ -      │" in run("--size", 3, "--world-size", 2, "--tail", "exact")
     text = run("--size", 11, "--world-size", 4, "--batch-size", 2, "--tail", "drop")
     assert "8 read, 3 never, no pads (tail=drop, 1 step)" in text
-    assert "never read: 8, 9, 10\n" in text
+    assert "never read: sample 8; sample 9; sample 10\n" in text
 
 
 def test_an_epoch_without_a_step_has_no_table() -> None:

@@ -21,6 +21,5 @@ def _run() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in ("typer", "rich"):
             raise
-        text = f'the command line needs {package}, which is not installed: pip install "headrace[cli]"'
-        raise MissingExtra(text) from error
+        raise MissingExtra(f"the command line needs {package}, which is not installed", "cli") from error
     app()

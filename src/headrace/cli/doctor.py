@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from headrace.errors import pip_install
 from headrace.memory.slots import headroom
 from headrace.system import world
 from headrace.version import __version__
@@ -70,7 +71,7 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding(package, version(package))
         except PackageNotFoundError:
-            yield Finding(package, f"not installed; for {use}: pip install 'headrace[{extra}]'")
+            yield Finding(package, f"not installed; for {use}: {pip_install(extra)}")
 
 
 def _workers() -> Iterator[Finding]:

@@ -158,7 +158,7 @@ def _picture(name: str, data: bytes) -> str:
     try:
         pillow = import_module("PIL.Image")
     except ImportError:
-        raise MissingExtra("showing images needs Pillow: pip install 'headrace[images]'") from None
+        raise MissingExtra("showing images needs Pillow", "images") from None
     try:
         image = pillow.open(io.BytesIO(data)).convert("RGB")
         image.thumbnail((_THUMBNAIL, _THUMBNAIL))

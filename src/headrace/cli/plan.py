@@ -200,10 +200,11 @@ def show(epoch_plan: EpochPlan, console: Console) -> None:
         limits = f"{MAX_SAMPLES:,} samples or {MAX_BATCHES:,} batches"
         console.print(f"coverage: not counted, as there are more than {limits}", soft_wrap=True)
         return
-    more = [f"{sample} ({times} times)" for sample, times in coverage.more.items()]
+    more = [f"sample {sample}, {times} times" for sample, times in coverage.more.items()]
+    never = [f"sample {sample}" for sample in coverage.never]
     console.print(f"read once:  {_count(coverage.once, 'sample')}")
     console.print(f"read again: {_listed(more)}", soft_wrap=True)
-    console.print(f"never read: {_listed([str(sample) for sample in coverage.never])}", soft_wrap=True)
+    console.print(f"never read: {_listed(never)}", soft_wrap=True)
 
 
 def _summary(epoch_plan: EpochPlan, coverage: Coverage | None) -> str:
@@ -213,8 +214,8 @@ def _summary(epoch_plan: EpochPlan, coverage: Coverage | None) -> str:
         head += f", from position {cursor:,}"
     said = [f"{pads:,} pad{'s' * (pads != 1)}" if pads else "no pads", _count(epoch_plan.steps, "step")]
     if coverage is not None:
-        never = len(coverage.never)
-        said.insert(0, "each sample once" if not never else f"{plan.length - never:,} read, {never:,} never")
+        never, times = len(coverage.never), "at least once" if coverage.more else "once"
+        said.insert(0, f"{plan.length - never:,} read, {never:,} never" if never else f"each sample {times}")
     return f"{head}: {', '.join(said[:-1])} (tail={plan.tail}, {said[-1]})"
 
 
@@ -277,4 +278,4 @@ def _listed(names: list[str]) -> str:
     if not names:
         return "none"
     left = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {left:,} more" if left > 0 else "")
+    return "; ".join(names[:_LISTED]) + (f" and {left:,} more" if left > 0 else "")

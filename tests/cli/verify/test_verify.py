@@ -229,15 +229,23 @@ def test_the_place_and_the_cell_are_right() -> None:
 
 
 def test_a_sample_that_raises() -> None:
-    text = verify("broken", *FEW, code=1)
+    text = verify("broken", *FEW, code=2)
     assert "ValueError: a torn file" in text
     assert "headrace: " in text
     assert "7" in text.partition("headrace: ")[2].splitlines()[0], "the note names the sample"
     assert len(rows(text)) == 1, "nothing is compared with a reference that failed"
 
 
+def test_a_sample_that_raises_only_in_workers() -> None:
+    """The reference was read, so the cells are compared: they fail."""
+    text = verify("broken_in_workers", "--executors", "fork", "--workers", "1", "--worlds", "1", code=1)
+    assert [row[-1] for row in rows(text)] == ["reference", *["error"] * 5]
+    assert text.count("ValueError: no such file") == 1
+    assert "Traceback" not in text
+
+
 def test_a_collate_fn_that_raises() -> None:
-    assert "TypeError: samples of different shapes" in verify("broken_collate", *FEW, code=1)
+    assert "TypeError: samples of different shapes" in verify("broken_collate", *FEW, code=2)
 
 
 @pytest.mark.slow

@@ -211,6 +211,13 @@ class Broken(Base):
         return index
 
 
+class BrokenInWorkers(Base):
+    def __getitem__(self, index: int) -> Any:
+        if index == 7 and get_worker_info() is not None:
+            raise ValueError("no such file")
+        return index
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(N))
@@ -286,6 +293,7 @@ built = lambda: loader(Built())
 rounding = lambda: loader(Rounding())
 in_bulk = lambda: loader(InBulk())
 broken = lambda: loader(Broken())
+broken_in_workers = lambda: loader(BrokenInWorkers())
 broken_collate = lambda: loader(FakeDataset(N), collate_fn=torn)
 iterable = lambda: DataLoader(Stream())
 torchs = lambda: TorchLoader(range(N))

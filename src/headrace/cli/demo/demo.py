@@ -30,7 +30,7 @@ def run_demo(console: Console) -> int:
     """
     for module, what in (("sklearn", "trains on the digits in scikit-learn"), ("ray", "runs an epoch on Ray")):
         if importlib.util.find_spec(module) is None:
-            raise MissingExtra(f'the demo {what}, which is not installed: pip install "headrace[demo]"')
+            raise MissingExtra(f"the demo {what}, which is not installed", "demo")
     started = time.monotonic()
     claims = Claims(console)
     try:

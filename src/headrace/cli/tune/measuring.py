@@ -8,13 +8,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from traceback import format_exception_only
 from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from headrace.cli.factory.remake import CannotRemake, remade
+from headrace.cli.factory.worded import worded
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.executors.process.pool import let_workers_end
 from headrace.executors.thread.compute_lock import compute_lock
@@ -210,7 +210,7 @@ class Visitor:
         except (CannotTune, TimeIsOver):
             raise
         except Exception as error:
-            raise SettingFailed("".join(format_exception_only(error)).rstrip()) from error
+            raise SettingFailed(worded(error)) from error
         finally:
             if loader is not None:
                 _end(loader)

@@ -207,8 +207,7 @@ def figure_class() -> Any:
     try:
         return import_module("matplotlib.figure").Figure
     except ModuleNotFoundError as error:
-        text = '--plot needs matplotlib, which is not installed: pip install "headrace[plot]"'
-        raise MissingExtra(text) from error
+        raise MissingExtra("--plot needs matplotlib, which is not installed", "plot") from error
 
 
 def _figure(value: float) -> str:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from multiprocessing import forkserver
-from traceback import format_exception_only
 from typing import Any
 
 import torch.utils.data
 
 from headrace.cli.factory.remake import CannotRemake, remade
+from headrace.cli.factory.worded import worded
 from headrace.cli.verify.digest import DigestingCollate, Fold, SampleDigest
 from headrace.loader import DataLoader
 from headrace.loader.options import CELLS
@@ -177,7 +177,7 @@ class Subject:
         try:
             loader = self.factory()
         except Exception as error:
-            raise CannotVerify(f"the factory raised {_worded(error)}") from error
+            raise CannotVerify(f"the factory raised {worded(error)}") from error
         check(loader)
         return loader
 
@@ -201,7 +201,7 @@ class Subject:
             if cell.executor == "spawn" and notes:
                 outcome.skipped = notes[0].removeprefix("headrace: ")
             else:
-                outcome.error = _worded(error)
+                outcome.error = worded(error)
         return outcome
 
     def variant(self, loader: Any, cell: Cell, rank: int) -> Any:
@@ -374,11 +374,6 @@ def _kill(process: Any) -> None:
     process.join(_KILLED_S)
     if process.exitcode is None:
         raise CellFailed(f"worker {process.pid} still lives {_KILLED_S:.0f} s after it was killed")
-
-
-def _worded(error: BaseException) -> str:
-    """Return the last lines of an exception's traceback: its type, text and notes."""
-    return "".join(format_exception_only(error)).rstrip()
 
 
 @contextmanager

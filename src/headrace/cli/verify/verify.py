@@ -34,7 +34,8 @@ from headrace.cli.verify.why import Fetch, Probe
 from headrace.errors import bad_value, whole_number
 
 OK, DIFFERS, UNUSABLE = 0, 1, 2
-"""Exit codes."""
+"""Exit codes: all cells agree; some differ or fail; nothing could be compared, since the reference failed or the loader
+cannot be verified."""
 
 _COLUMNS = {
     "executor": 10,
@@ -197,15 +198,16 @@ def _conclude(subject: Subject, outcomes: list[Outcome], console: Console) -> in
         return OK
     errors: dict[str, list[Outcome]] = {}
     for outcome in failed:
-        errors.setdefault(outcome.error, []).append(outcome)
-    for error, cells in errors.items():
+        text, _, _ = outcome.error.partition("\nheadrace: ")  # the notes name steps and processes
+        errors.setdefault(text, []).append(outcome)
+    for cells in errors.values():
         others = f" (and in {len(cells) - 1} more)" if len(cells) > 1 else ""
         say(f"\nFAILED: {cells[0].cell}{others}", "bold red")
-        say(error)
+        say(cells[0].error)
     if differ:
         say(f"\nFAILED: {len(differ)} of {len(ran)} cells differ from the reference", "bold red")
         _explain(subject, reference, differ[0], say)
-    return DIFFERS
+    return UNUSABLE if reference.error else DIFFERS
 
 
 def _explain(subject: Subject, reference: Outcome, outcome: Outcome, say: Callable[[str], None]) -> None:
