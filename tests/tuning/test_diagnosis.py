@@ -99,6 +99,20 @@ def test_where_nothing_is_loaded_ahead_it_says_so() -> None:
     assert "ahead" not in diagnose(PROCESSES, visit(0.05, 0.1, 0.005), FOUR, STORED_ALONE).why
 
 
+def test_inline_where_workers_are_slower_the_handover_is_the_limit() -> None:
+    quick, queued = visit(2e-3, 2e-3, 2e-3), visit(2e-3, 4e-3, 2e-3, queue_s=2e-3)
+    found = diagnose(ALONE, quick, FOUR, quick, with_workers_s=4e-3)
+    assert found.limit is Limit.HANDOVER
+    assert "with workers a step takes 2.00 times as long" in found.why
+    assert "More workers do not help" in found.advice
+    assert diagnose(ALONE, quick, FOUR, quick).limit is Limit.CPU, "no workers were tried"
+    assert diagnose(ALONE, quick, FOUR, quick, with_workers_s=2e-3).limit is Limit.CPU, "they are as fast"
+    assert diagnose(ALONE, quick, Machine(1), quick, with_workers_s=4e-3).limit is Limit.CPU, "there is one CPU"
+    assert diagnose(ALONE, quick, FOUR, queued, with_workers_s=4e-3).limit is Limit.CPU, "others use the CPUs"
+    quickest = visit(1e-4, 1e-4, 1e-4)
+    assert diagnose(ALONE, quickest, Machine(1), queued, with_workers_s=2e-4).limit is Limit.HANDOVER
+
+
 def test_a_loader_that_takes_no_time_has_a_limit_all_the_same() -> None:
     assert diagnose(ALONE, Visit(1e-6), FOUR).limit is Limit.CPU
     assert diagnose(PROCESSES, Visit(1e-6), FOUR, Visit(1e-6)).limit is Limit.CPU

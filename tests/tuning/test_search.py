@@ -83,6 +83,16 @@ def test_the_diagnosis_is_of_the_choice() -> None:
     assert searched(Virtual(LOADS["gil"], cpus=4), Setting("thread", 4, 2), only_threads).diagnosis.limit is Limit.GIL
 
 
+def test_where_inline_wins_no_workers_are_advised() -> None:
+    class Handing(Virtual):
+        def steady_s(self, setting: Setting) -> float:
+            return super().steady_s(setting) + 0.02 * (setting.executor != INLINE)
+
+    result = searched(Handing(Load(python_s=0.01)), Setting("process", 2, 2))
+    assert result.choice == Setting(INLINE)
+    assert result.diagnosis.limit is Limit.HANDOVER
+
+
 def test_the_time_is_kept_and_what_was_found_by_then_is_the_answer() -> None:
     virtual = Virtual(LOADS["storage"], cpus=4)
     result = searched(virtual, Setting("process", 1, 2), seconds=12.0)

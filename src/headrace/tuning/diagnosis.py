@@ -15,7 +15,8 @@ alone, in the trainer's thread: beside others it waits for the GIL, too. The fir
    they must use 0.6 to 1.25 CPUs together.
 5. uneven: there is a training step, and the workers work less than 80 % of the time: a few slow batches are waited for.
 6. storage: the blocked share is half or more.
-7. cpu: otherwise.
+7. handover: the trainer's thread loads by itself, and takes less time for a step than with workers.
+8. cpu: otherwise.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ _ONE_THREAD = (0.6, 1.25)
 _IDLE = 0.8
 _CROWDED = 0.2
 
+_QUICK_S = 1e-3
+"""Work on a batch that takes less is not worth a handover, however many CPUs are free: that takes 0.1 ms and more."""
+
 
 class Limit(Enum):
     """What limits a loader."""
@@ -40,6 +44,7 @@ class Limit(Enum):
     GIL = "gil"
     UNEVEN = "uneven"
     STORAGE = "storage"
+    HANDOVER = "handover"
 
 
 _ADVICE = {
@@ -53,6 +58,8 @@ _ADVICE = {
     "similar work need fewer.",
     Limit.STORAGE: "Workers wait for what they read: more at a time with fetch_threads, larger reads (tar shards, "
     "read_many), or a nearer store.",
+    Limit.HANDOVER: "More workers do not help. Do less for each sample, or make a batch in fewer calls: tensors in "
+    "memory, __getitems__ or read_many.",
 }
 
 
@@ -102,7 +109,9 @@ def blocked_share(visit: Visit) -> float:
     return max(0.0, work - cpu_s(visit)) / work if work else 0.0
 
 
-def diagnose(setting: Setting, visit: Visit, machine: Machine, alone: Visit | None = None) -> Diagnosis:
+def diagnose(
+    setting: Setting, visit: Visit, machine: Machine, alone: Visit | None = None, with_workers_s: float = 0.0
+) -> Diagnosis:
     """Return what limits a loader, by the rule of this module.
 
     Args:
@@ -110,13 +119,20 @@ def diagnose(setting: Setting, visit: Visit, machine: Machine, alone: Visit | No
         visit: What was measured of it.
         machine: The machine, and the training step.
         alone: A visit with one worker or none that fetches one sample at a time.
+        with_workers_s: Seconds per step of the fastest setting with workers; 0 if none was measured.
     """
     limit, why = _limit(setting, visit, machine, alone)
+    crowded = 0.0 if alone is None else alone.queue_s / (work_s(alone) + alone.queue_s or 1.0)
+    inline, slower = setting.executor == INLINE, with_workers_s / visit.seconds
+    # Longer work may be slower with workers because there are no free CPUs for them.
+    free = machine.cpus > 1 and crowded < _CROWDED
+    if limit is Limit.CPU and inline and slower > 1 + TOLERANCE and (free or work_s(visit) < _QUICK_S):
+        why = f"handing a batch over takes longer than making it: with workers a step takes {slower:.2f} times as long"
+        return Diagnosis(Limit.HANDOVER, why, _ADVICE[Limit.HANDOVER])
     if limit is not Limit.TRAINER:
-        why += "; nothing is loaded ahead" * (setting.executor == INLINE)
-        share = 0.0 if alone is None else alone.queue_s / (work_s(alone) + alone.queue_s or 1.0)
-        if share >= _CROWDED:
-            why += f"; other processes use the CPUs, too: a batch alone waited {share:.0%} of its time for one"
+        why += "; nothing is loaded ahead" * inline
+        if crowded >= _CROWDED:
+            why += f"; other processes use the CPUs, too: a batch alone waited {crowded:.0%} of its time for one"
     return Diagnosis(limit, why, _ADVICE[limit])
 
 

@@ -210,10 +210,10 @@ class Search:
     def _bounds(self, setting: Setting) -> Bounds:
         return bounds(self._visits[setting], noise(self._visits))
 
-    def _diagnosis(self, setting: Setting) -> Diagnosis:
+    def _diagnosis(self, setting: Setting, with_workers_s: float = 0.0) -> Diagnosis:
         again = self._visits.get(Setting(INLINE))
         alone = again[-1].visit if again else self._alone
-        return diagnose(setting, self._visits[setting][-1].visit, self.machine, alone)
+        return diagnose(setting, self._visits[setting][-1].visit, self.machine, alone, with_workers_s)
 
     def _fed(self, setting: Setting) -> bool:
         """Tell whether the trainer never waits."""
@@ -305,13 +305,14 @@ class Search:
         entries += [Entry(one, 0, None, None, why) for one, why in self._failed.items() if one not in measured]
         rest = [one for one in self.grid.settings() if one not in measured and one not in self._failed]
         possible = self._ideal.can_win(rest, self._bounds(self._best).high)
+        with_workers = [self._bounds(one).mean for one in measured if one.executor != INLINE]
         return Result(
             choice=self._choice,
             fastest=self._best,
             start=start,
             speedup=self._bounds(start).mean / self._bounds(self._choice).mean,
             entries=entries,
-            diagnosis=self._diagnosis(self._choice),
+            diagnosis=self._diagnosis(self._choice, min(with_workers, default=0.0)),
             ruled_out=len(rest) - len(possible),
             untried=len(possible),
             complete=self._complete and self.clock() < self._over_s,
