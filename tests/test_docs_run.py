@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 from docs.blocks import PAGES, ROOT, Block, Group, blocks_of, groups_of, inline_commands
 from headrace.cli.app import app
 from scripts import ScriptServer
-
-NOT_RUN = {
-    ("device.md", "for _ in range(steps):"): "it is the wrong way, and would copy to a GPU",
-    ("device.md", "copies = torch.cuda.Stream()"): "it needs a GPU",
-}
-"""Blocks that only compile: (page, first line), and why."""
 
 COMMANDS: Any = typer.main.get_command(app)
 
@@ -39,15 +34,20 @@ def run(groups: list[Group], folder: Path, scripts: ScriptServer) -> None:
             assert text in printed, f"{group.name} does not print {text!r}:\n{printed}"
 
 
-ALL = {page.name: groups_of(page, NOT_RUN.keys()) for page in PAGES}
-PLAIN = [page for page in PAGES if any(not group.needs and not group.on_ray for group in ALL[page.name])]
+def plain(group: Group) -> bool:
+    return not (group.needs or group.on_ray or group.on_gpu)
+
+
+ALL = {page.name: groups_of(page) for page in PAGES}
+PLAIN = [page for page in PAGES if any(map(plain, ALL[page.name]))]
 NEEDY = [group for groups in ALL.values() for group in groups if group.needs and not group.on_ray]
+ON_GPU = [group for groups in ALL.values() for group in groups if group.on_gpu]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", **ids(PLAIN))
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, scripts: ScriptServer) -> None:
-    run([group for group in ALL[page.name] if not group.needs and not group.on_ray], tmp_path, scripts)
+    run([group for group in ALL[page.name] if plain(group)], tmp_path, scripts)
 
 
 @pytest.mark.slow
@@ -69,10 +69,16 @@ def test_code_that_needs_ray_runs(tmp_path: Path, scripts: ScriptServer, monkeyp
     run(groups, tmp_path, scripts)
 
 
-def test_blocks_that_do_not_run_are_there_and_compile() -> None:
-    everything = {(page.name, block.first_line): block for page in PAGES for block in blocks_of(page)}
-    for key in NOT_RUN:
-        compile(everything[key].code, str(key), "exec")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU: torch.cuda.is_available() is False")
+@pytest.mark.parametrize("group", **ids(ON_GPU))
+def test_code_that_needs_a_gpu_runs(group: Group, tmp_path: Path, scripts: ScriptServer) -> None:
+    run([group], tmp_path, scripts)
+
+
+@pytest.mark.parametrize("group", **ids(ON_GPU))
+def test_code_that_needs_a_gpu_compiles(group: Group) -> None:
+    for _, code, file, _ in group.steps:
+        compile(code, file, "exec")
 
 
 def commands_in_blocks(page: Path) -> list[tuple[Block, list[str]]]:
@@ -96,7 +102,8 @@ def test_some_commands_are_parsed() -> None:
 def test_extras_that_pages_and_errors_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     texts = [path.read_text() for path in (*PAGES, *(ROOT / "src").rglob("*.py"))]
-    lists = [given for text in texts for given in re.findall(r"(?:headrace|\.)\[([a-z,-]+)\]", text)]
+    pattern = r'(?:headrace|\.)\[([a-z,-]+)\]|MissingExtra\(.*, "([a-z-]+)"\)'
+    lists = [given or passed for text in texts for given, passed in re.findall(pattern, text)]
     named = {extra for given in lists for extra in given.split(",")}
     assert {"cli", "ray", "ray-client", "images", "zstd", "demo"} <= named
     assert named <= extras.keys()

@@ -7,6 +7,7 @@ A comment in the line above a block says how it runs, with one or more of these,
     <!-- run: then NAME -->             before tests/docs/after/NAME.py, which looks at what the block made
     <!-- run: OLD as NEW -->            with this text replaced, since the page speaks of more than a test can have
     <!-- run: on gpu -->                with "cuda" replaced by "cpu", where there is no such device
+    <!-- run: only on gpu -->           alone, and only where there is one
     <!-- run: prints "TEXT" -->         and must print this
     <!-- run: needs MODULE -->          alone, and only where this package is installed
     <!-- run: on 2 ranks -->            alone, on so many ranks
@@ -73,7 +74,7 @@ class Block:
     @property
     def alone(self) -> bool:
         """Whether it shares no namespace."""
-        alone = "alone" in self.how or bool(self.named("needs"))
+        alone = bool({"alone", "only on gpu"} & {*self.how}) or bool(self.named("needs"))
         return alone or (self.language != "python" and "continued" not in self.how)
 
     def replaced(self, code: str) -> str:
@@ -112,6 +113,7 @@ class Group:
         prints: What its output must have.
         needs: The packages that it needs.
         on_ray: Whether it needs a Ray cluster.
+        on_gpu: Whether it needs a GPU.
         ranks: How many processes run it, as ranks of a group; 0 for one that is no rank.
     """
 
@@ -120,6 +122,7 @@ class Group:
     prints: list[str] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
     on_ray: bool = False
+    on_gpu: bool = False
     ranks: int = 0
 
     def add(self, block: Block, code: str) -> None:
@@ -137,6 +140,7 @@ class Group:
         self.prints += [text.strip('"') for text in block.named("prints")]
         self.needs += block.named("needs")
         self.on_ray |= "on ray" in block.how
+        self.on_gpu |= "only on gpu" in block.how
         self.ranks = max([self.ranks, *(int(on.split()[0]) for on in block.named("on") if on.endswith("ranks"))])
 
     def _add_file(self, file: Path) -> None:
@@ -166,12 +170,10 @@ def sides(diff: str) -> tuple[str, str]:
     return before, after
 
 
-def groups_of(page: Path, not_run: set[tuple[str, str]]) -> list[Group]:
-    """Return what of a page runs, apart from some (page's name, first line)."""
+def groups_of(page: Path) -> list[Group]:
+    """Return what of a page runs."""
     shared, groups = Group(page.name), []
     for block in blocks_of(page):
-        if (page.name, block.first_line) in not_run:
-            continue
         codes = [block.code]
         if block.language == "diff":
             codes = [

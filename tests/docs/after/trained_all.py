@@ -1,0 +1,1 @@
+assert torch.equal(torch.cat(trained), kept)
