@@ -1,6 +1,7 @@
 """Loaders that take no time: a model of how fast each setting is, noise from a seed, and a clock that is told."""
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -51,10 +52,12 @@ class Virtual:
         load: The load.
         cpus: The machine's CPUs.
         sigma: The noise of a visit.
+        rugged: How much settings differ by themselves: the standard deviation of log(seconds).
         step_s: The training step.
         seed: Seeds the noise.
         least_s: How long a visit measures, at least.
         failing: Executors that cannot be used.
+        change: How many times slower the machine is at a time.
         now_s: The time.
         visited: The settings that were visited.
     """
@@ -62,6 +65,7 @@ class Virtual:
     load: Load
     cpus: float = 4.0
     sigma: float = 0.0
+    rugged: float = 0.0
     step_s: float = 0.0
     seed: int = 0
     least_s: float = 0.5
@@ -78,7 +82,8 @@ class Virtual:
 
     def steady_s(self, setting: Setting) -> float:
         """Seconds per step without noise."""
-        load_s = self.load.seconds(setting, self.cpus)
+        own = np.random.default_rng([self.seed, zlib.crc32(str(setting).encode())]).standard_normal()
+        load_s = self.load.seconds(setting, self.cpus) * math.exp(self.rugged * own)
         return load_s + self.step_s if setting.executor == INLINE else max(load_s, self.step_s)
 
     def __call__(self, setting: Setting, limits: Limits) -> Visit:
@@ -97,3 +102,20 @@ class Virtual:
         stages = StageTimes(read_s=cpu_s + self.load.blocked_s / setting.fetch_threads, read_cpu_s=cpu_s)
         transport_s = self.load.transport_s * (setting.executor == "process")
         return Visit(seconds, seconds - self.step_s, 0.01, 10, 0.0, stages, transport_s, batch_bytes=1000)
+
+
+def bursts(seed: int, gap_s: float = 4.0, length_s: float = 1.0, slower: float = 1.6) -> Callable[[float], float]:
+    """A machine that others use in bursts, each of its own length and weight.
+
+    Args:
+        seed: Seeds the bursts.
+        gap_s: The mean time between them.
+        length_s: Their mean length.
+        slower: How many times slower the machine is during one, in the mean.
+    """
+    rng, until_s, found = np.random.default_rng([seed, 1]), 0.0, []
+    while until_s < 400:
+        begins_s = until_s + rng.exponential(gap_s)
+        until_s = begins_s + rng.exponential(length_s)
+        found.append((begins_s, until_s, 1 + (slower - 1) * rng.uniform(0.5, 1.5)))
+    return lambda now_s: next((times for begins_s, ends_s, times in found if begins_s <= now_s < ends_s), 1.0)

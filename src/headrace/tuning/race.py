@@ -5,6 +5,9 @@ logarithms of these seconds, so that differences are ratios. The visits of one s
 machine. Its standard deviation sigma is pooled over all settings that were visited more than once, with a prior of 10 %
 that counts as much as two such visits. A visit whose own batches vary more than that counts with its own deviation.
 
+What else runs on the machine makes visits longer, seldom shorter, and often in bursts of seconds. So of the visits that
+are compared the faster half counts, rounded up: a mean over all would let one burst decide.
+
 A challenger is compared with the best setting so far by their means over visits that are near each other in time, so
 that a change of the machine's load changes both. It is
 
@@ -46,9 +49,9 @@ REACH = 5
 """Visits are near each other in time that have fewer than so many others between them."""
 
 RULE = (
-    f"two settings are visited in turn until the means of log(seconds per step) differ by {DEVIATIONS:g} standard "
-    f"errors, at most {MOST_VISITS} times each; settings within {TOLERANCE:.0%} are equal, which in noise takes up to "
-    f"{2 * MOST_VISITS} visits, and the fewest workers win"
+    f"two settings are visited in turn until the means of log(seconds per step), over the faster half of the visits, "
+    f"differ by {DEVIATIONS:g} standard errors, at most {MOST_VISITS} times each; settings within {TOLERANCE:.0%} are "
+    f"equal, and the fewest workers win; that they are equal takes up to {2 * MOST_VISITS} visits in noise"
 )
 
 NO_STAGES = StageTimes()
@@ -178,9 +181,10 @@ def equal(cheaper: Sequence[Numbered], best: Sequence[Numbered], sigma: float, l
 
 
 def _mean(visits: Iterable[Numbered], sigma: float) -> tuple[float, float]:
-    """Return the mean of log(seconds), and its standard error."""
+    """Return the mean of log(seconds) over the faster half of the visits, and its standard error."""
     logs, variances = [], []
-    for _, visit in visits:
+    ordered = sorted((visit for _, visit in visits), key=lambda visit: visit.seconds)
+    for visit in ordered[: (len(ordered) + 1) // 2]:
         logs.append(math.log(visit.seconds))
         variances.append(max(sigma, visit.spread) ** 2)
     return sum(logs) / len(logs), math.sqrt(sum(variances)) / len(logs)
