@@ -9,6 +9,7 @@ A comment in the line above a block says how it runs, with one or more of these,
     <!-- run: on gpu -->                with "cuda" replaced by "cpu", where there is no such device
     <!-- run: only on gpu -->           alone, and only where there is one
     <!-- run: prints "TEXT" -->         and must print this
+    <!-- run: after prints "TEXT" -->   of a diff this side; likewise before
     <!-- run: needs MODULE -->          alone, and only where this package is installed
     <!-- run: on 2 ranks -->            alone, on so many ranks
     <!-- run: on ray -->                in a process that may join a Ray cluster
@@ -81,7 +82,7 @@ class Block:
         """Return code with what the comment wants replaced."""
         for part in self.how:
             old, wanted, new = part.partition(" as ")
-            if wanted and not part.startswith("prints "):
+            if wanted and "prints " not in part:
                 assert old in self.code, f"{self.page.name}:{self.line}: there is no {old}"
                 code = code.replace(old, new)
         return code.replace('"cuda"', '"cpu"') if "on gpu" in self.how and not torch.cuda.is_available() else code
@@ -125,8 +126,8 @@ class Group:
     on_gpu: bool = False
     ranks: int = 0
 
-    def add(self, block: Block, code: str) -> None:
-        """Let a block run after the others."""
+    def add(self, block: Block, code: str, side: str = "") -> None:
+        """Let a block, or one side of a diff, run after the others."""
         for name in block.named("with"):
             self._add_file(HERE / "before" / f"{name}.py")
         if file := block.named("into"):
@@ -137,7 +138,8 @@ class Group:
             self.steps += [Step("command", block.replaced(shlex.join(command))) for command in block.commands]
         for name in block.named("then"):
             self._add_file(HERE / "after" / f"{name}.py")
-        self.prints += [text.strip('"') for text in block.named("prints")]
+        texts = block.named("prints") + (block.named(f"{side} prints") if side else [])
+        self.prints += [text.strip('"') for text in texts]
         self.needs += block.named("needs")
         self.on_ray |= "on ray" in block.how
         self.on_gpu |= "only on gpu" in block.how
@@ -174,18 +176,15 @@ def groups_of(page: Path) -> list[Group]:
     """Return what of a page runs."""
     shared, groups = Group(page.name), []
     for block in blocks_of(page):
-        codes = [block.code]
+        codes = {"": block.code}
         if block.language == "diff":
-            codes = [
-                side
-                for side, which in zip(sides(block.code), ("before", "after"), strict=True)
-                if not ({"before", "after"} & {*block.how}) or which in block.how
-            ]
+            codes = dict(zip(("before", "after"), sides(block.code), strict=True))
+            codes = {side: code for side, code in codes.items() if side in block.how or not {*codes} & {*block.how}}
         elif block.language != "python" and not block.how:
             continue
-        for code in codes:
+        for side, code in codes.items():
             group = Group(f"{page.name}:{block.line}") if block.alone else shared
-            group.add(block, code)
+            group.add(block, code, side)
             if block.alone:
                 groups.append(group)
     return [shared, *groups] if shared.steps else groups
