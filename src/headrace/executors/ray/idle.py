@@ -67,7 +67,7 @@ class IdleActors:
                 actor = self._start(ray, job, options)
                 self._idle.append(_Idle(job, options, actor, actor.ready.remote(), True, 0.0))
             until_s = time.monotonic() + keep_s
-            for one in self._idle:
+            for one in self._idle[:count]:
                 one.until_s = max(one.until_s, until_s)
             self._wake_watcher()
 

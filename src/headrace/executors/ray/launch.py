@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+from contextlib import suppress
 from typing import Any
 
 
@@ -21,11 +22,10 @@ def actor_class() -> type:
             # Imports make many objects that stay. The garbage collector would visit them again and again, and take a
             # fifth of the time. `set_up` enables it.
             gc.disable()
-            self._error: Exception | None = None
-            try:
+            with suppress(
+                Exception
+            ):  # an actor that ended would only be replaced; the arguments of `set_up` raise it again
                 self._worker: Any = importlib.import_module("headrace.executors.ray.actor").Actor()
-            except Exception as error:  # noqa: BLE001 - `set_up` raises it; an actor that ended would only be replaced
-                self._error = error
             gc.freeze()
 
         def ready(self) -> None:
@@ -33,8 +33,6 @@ def actor_class() -> type:
 
         def set_up(self, setup: Any, parts: Any) -> Any:
             """Become a worker."""
-            if self._error is not None:
-                raise self._error
             return self._worker.set_up(setup, parts)
 
         def serve(self) -> None:
