@@ -37,6 +37,7 @@ def no_actors() -> Iterator[None]:
 
 
 def end_idle_actors() -> None:
+    gc.collect()  # an error's traceback may hold a pool
     IDLE_ACTORS.clear()
     wait_until(lambda: not ray_actors())
 

@@ -207,6 +207,8 @@ class RayPool(Pool):
             if not future.done():
                 future.resolve_later(self._raise_final)
         self._dispatcher.queue.clear()
+        for peer in self._peers:  # Ray may hold the error, and its traceback this pool, for a long time
+            IDLE_ACTORS.end(self._head.job, peer.actor)
 
     def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
         """Pin the slots of workers on this machine, and the buffers for batches of others."""
