@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 from benchmarks.ray_here import WORKERS, missing
 from benchmarks.rows import Row, less_is_better
@@ -50,7 +53,10 @@ def measure(make: str, **values: object) -> tuple[float, ...]:
     """Return the milliseconds to the first batch, in a process of its own."""
     values = {"workers": WORKERS, "away_s": AWAY_S, "before": ""} | values
     script = PRELUDE.format(make=make.strip().format(**values))
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "script.py"  # which torch's workers import
+        path.write_text(script)
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
     return (float(done.stdout.split()[-1]),)
 
 
@@ -62,8 +68,8 @@ def ray_first_batch() -> Iterator[Row]:
     for name, options in {"first batch on Ray": {}, "the same, after prestart": {"before": before}}.items():
         yield from less_is_better(
             {f"{name}, {WORKERS} workers": "ms"},
-            lambda options=options: measure(MAKE_OURS, **options),
-            lambda: measure(MAKE_RIVAL, method="forkserver"),
+            partial(measure, MAKE_OURS, **options),
+            partial(measure, MAKE_RIVAL, method="forkserver"),
             "torch, forkserver",
             RUNS,
         )
