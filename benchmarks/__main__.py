@@ -18,6 +18,7 @@ from benchmarks.lengths import lengths
 from benchmarks.local import start, transfer
 from benchmarks.memory import memory
 from benchmarks.packed import packed
+from benchmarks.ray_first_batch import ray_first_batch
 from benchmarks.ray_recovery import ray_recovery
 from benchmarks.ray_scaling import ray_scaling
 from benchmarks.ray_transfer import ray_second_epoch, ray_small, ray_transfer
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "recovery": recovery,
     "tune": tune,
     # Those on Ray come last: the others should not share the machine with it.
+    "ray_first_batch": ray_first_batch,  # before this process starts a cluster
     "ray_transfer": ray_transfer,
     "ray_small": ray_small,
     "ray_second_epoch": ray_second_epoch,

@@ -73,7 +73,7 @@ def warm(loader: Any) -> Any:
     """Read epochs until one began with all workers up, so that they have their slots; return the loader."""
     while True:
         reader = iter(loader)
-        ready = all(peer.up for peer in reader._pool._peers)
+        ready = sum(peer.up for peer in reader._pool._peers) == reader._pool.workers
         for _ in reader:
             pass
         if ready:

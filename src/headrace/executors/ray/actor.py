@@ -1,5 +1,6 @@
 """The worker in a Ray actor: it answers over a socket if it is on the rank's host, and otherwise through Ray."""
 
+import gc
 import importlib
 import os
 import pickle
@@ -155,7 +156,7 @@ def pieces_of(size: int) -> int:
 
 
 class Actor:
-    """A process that is a worker of one pool after another."""
+    """A process that is a worker of one pool after another. Ray has it inside of the class of `actor_class`."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
@@ -189,6 +190,8 @@ class Actor:
                     'ray.init(runtime_env={"py_modules": [...]})',
                 )
             return result._replace(failure=Failure.of(error, where))
+        finally:
+            gc.enable()  # it was disabled for the imports of a new process
         self._ends = _connect(setup)
         self._ring = Ring(self._ends[1] if self._ends else None)
         self._server = Server(work, setup.worker, setup.workers, self._ring, where, setup.threads)

@@ -3,11 +3,14 @@
 import importlib
 import importlib.util
 import os
+import platform
 import socket
 import time
 import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+from torch._utils import cpu_count
 
 from headrace.errors import ClusterUnavailable, MissingExtra
 
@@ -192,6 +195,22 @@ def gcs_address(ray: Any) -> str:
 def job_of(ray: Any) -> str:
     """Return Ray's id of this process's connection to the cluster."""
     return str(ray.get_runtime_context().get_job_id())
+
+
+def starts_at_once(ray: Any) -> int:
+    """Return the number of actors that should start at the same time: as many as the cluster has CPUs, but at least 1.
+
+    Actors that share a CPU delay each other while they import torch, and the first batch comes with the first of them.
+    What a node declares is believed, unless it is on this machine, whose CPUs can be counted.
+    """
+    here = elsewhere = 0.0
+    for node in ray.nodes():
+        cpus = node["Resources"].get("CPU", 0.0) if node["Alive"] else 0.0
+        if node["NodeManagerHostname"] == platform.node():
+            here += cpus
+        else:
+            elsewhere += cpus
+    return max(1, int(elsewhere + min(here, cpu_count() or 1)))
 
 
 class Head:

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.errors import bad_type, bad_value, check_flag
 from headrace.executors.base import Executor, Pool
 from headrace.executors.ray.cluster import Settings, check_installed, connect
+from headrace.executors.ray.idle import IDLE_ACTORS
 from headrace.executors.ray.pool import RayPool
 from headrace.system.interrupts import InterruptsHeld
 from headrace.worker.work import Work
@@ -62,12 +63,9 @@ class RayExecutor(Executor):
     def __post_init__(self) -> None:
         if self.address is not None and not isinstance(self.address, str):
             bad_type("address", self.address, 'a string such as "host:port"', "Leave it out to find the cluster.")
-        for name, low in (("num_cpus", "0 or more"), ("start_timeout_s", "more than 0"), ("idle_s", "0 or more")):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                bad_type(name, value, f"a number, {low}", "Leave it out for the default.")
-            if not (value > 0 if name == "start_timeout_s" else value >= 0):
-                bad_value(name, value, f"a number, {low}", "Leave it out for the default.")
+        _check_number("num_cpus", self.num_cpus)
+        _check_number("start_timeout_s", self.start_timeout_s, positive=True)
+        _check_number("idle_s", self.idle_s)
         for name in ("resources", "label_selector", "runtime_env"):
             if not isinstance(getattr(self, name), Mapping | None):
                 bad_type(name, getattr(self, name), "None or a dictionary", "It is passed on to Ray.")
@@ -96,6 +94,33 @@ class RayExecutor(Executor):
         }
         return {name: value for name, value in given.items() if value is not None}
 
+    def prestart(self, num_workers: int, keep_s: float = 60.0) -> None:
+        """Start the actors of a loader that begins to read later, so that its first batch comes at once.
+
+        An actor takes seconds to start, since it imports torch. In a script, call this before the model is built. The
+        process joins or starts the cluster as a loader does. The actors serve the next loader whose executor has the
+        same options; a loader that needs fewer leaves some, and one that needs more starts the others. Meanwhile they
+        hold the resources that they reserve.
+
+        Args:
+            num_workers: The number of actors. Those that are idle already count.
+            keep_s: How long they wait for a loader before they end, in seconds.
+
+        Raises:
+            ClusterUnavailable: There is no cluster at the address.
+            MissingExtra: Ray is not installed.
+            TypeError: An argument is of the wrong type.
+            ValueError: An argument lies outside its range.
+        """
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int):
+            bad_type("num_workers", num_workers, "an integer, 0 or more", "Pass that of the loader.")
+        if num_workers < 0:
+            bad_value("num_workers", num_workers, "an integer, 0 or more", "Pass that of the loader.")
+        _check_number("keep_s", keep_s)
+        ray = connect(self.address, num_workers * self.num_cpus)
+        with InterruptsHeld():
+            IDLE_ACTORS.start(ray, self.options, num_workers, keep_s)
+
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:
         """Join or start the cluster, and start the actors; `context` is not used.
 
@@ -108,3 +133,11 @@ class RayExecutor(Executor):
         with InterruptsHeld():
             mine = {name: getattr(self, name) for name in Settings._fields}
             return RayPool(ray, work, workers, Settings(**mine))
+
+
+def _check_number(name: str, value: Any, positive: bool = False) -> None:
+    low = "more than 0" if positive else "0 or more"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        bad_type(name, value, f"a number, {low}", "Leave it out for the default.")
+    if not (value > 0 if positive else value >= 0):
+        bad_value(name, value, f"a number, {low}", "Leave it out for the default.")

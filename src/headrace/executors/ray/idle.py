@@ -1,4 +1,4 @@
-"""Idle actors between two pools: starting a process that imports torch takes seconds, so each is kept for a while."""
+"""Idle actors, before the first pool and between two: starting a process that imports torch takes seconds."""
 
 import functools
 import os
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.executors.ray.cluster import import_ray, job_of
+from headrace.executors.ray.launch import actor_class
 
 _END_S = 0.25
 """How long to wait for an actor to finish its call, in seconds: starting another takes longer."""
@@ -26,7 +27,7 @@ class _Idle:
 
 
 class IdleActors:
-    """Actors that no pool uses, kept for the next pool. An idle actor holds nothing of the pool that it served."""
+    """Actors that no pool uses, kept for the next pool. An idle actor holds nothing of a pool that it served."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -35,16 +36,40 @@ class IdleActors:
         self._watched = False
         # The garbage collector may free a pool and its handles together, and an actor without a handle dies.
         self._handles: set[Any] = set()
+        self._class: tuple[str, Any] = ("", None)  # as Ray has it, and the job that it was sent for
 
-    def take_or_start(self, ray: Any, kind: type, options: Any) -> tuple[Any, bool]:
-        """Return an actor, an idle one if possible, and whether it was idle."""
-        actor = self._take(ray, options)
-        if actor is not None:
-            return actor, True
-        actor = ray.remote(kind).options(**options).remote()
-        _register_fork_hook()
-        self._handles.add(actor)
-        return actor, False
+    def take_or_start(self, ray: Any, options: Any) -> tuple[Any, bool]:
+        """Return an actor, an idle one if possible, and whether it had already started."""
+        with self._changed:
+            job = self._end_others(ray, options)
+            calls = {one.last_call: one for one in self._idle}
+            done = ray.wait(list(calls), timeout=0)[0] if calls else []
+            starting = [call for call, one in calls.items() if one.starting and call not in done]
+            if calls and not done and not starting:
+                done = ray.wait(list(calls), timeout=_END_S)[0]
+            for call in (*done, *starting):
+                self._idle.remove(calls[call])
+                return calls[call].actor, call in done
+            return self._start(ray, job, options), False
+
+    def start(self, ray: Any, options: Any, count: int, keep_s: float) -> None:
+        """Have at least `count` idle actors with these options: start those that are missing.
+
+        Args:
+            ray: The module, connected.
+            options: Ray's options of each actor.
+            count: The number of actors.
+            keep_s: How long to keep them at least, in seconds.
+        """
+        with self._changed:
+            job = self._end_others(ray, options)
+            for _ in range(count - len(self._idle)):
+                actor = self._start(ray, job, options)
+                self._idle.append(_Idle(job, options, actor, actor.ready.remote(), True, 0.0))
+            until_s = time.monotonic() + keep_s
+            for one in self._idle[:count]:
+                one.until_s = max(one.until_s, until_s)
+            self._wake_watcher()
 
     def keep(self, job: str, options: Any, actor: Any, last_call: Any, starting: bool, idle_s: float) -> None:
         """Keep an actor for a while after its last call is answered; then end it.
@@ -77,26 +102,22 @@ class IdleActors:
                 one.until_s = 0.0
             self._changed.notify_all()
 
-    def _take(self, ray: Any, options: Any) -> Any:
-        """Return an idle actor with these options, or None.
+    def _start(self, ray: Any, job: str, options: Any) -> Any:
+        if self._class[0] != job:
+            self._class = (job, ray.remote(actor_class()))
+        actor = self._class[1].options(**options).remote()
+        _register_fork_hook()
+        self._handles.add(actor)
+        return actor
 
-        In either case all idle actors with other options are ended first: the new ones may need their resources.
-        """
-        with self._changed:
-            job = job_of(ray)
-            others = [one for one in self._idle if one.job != job or one.options != options]
-            self._idle = [one for one in self._idle if one not in others]
-            for one in others:
-                self.end(one.job, one.actor)
-            calls = {one.last_call: one for one in self._idle}
-            done = ray.wait(list(calls), timeout=0)[0] if calls else []
-            starting = [call for call, one in calls.items() if one.starting and call not in done]
-            if calls and not done and not starting:
-                done = ray.wait(list(calls), timeout=_END_S)[0]
-            for call in (*done, *starting):
-                self._idle.remove(calls[call])
-                return calls[call].actor
-            return None
+    def _end_others(self, ray: Any, options: Any) -> str:
+        """End all idle actors with other options, since the new ones may need their resources; return the job."""
+        job = job_of(ray)
+        others = [one for one in self._idle if one.job != job or one.options != options]
+        self._idle = [one for one in self._idle if one not in others]
+        for one in others:
+            self.end(one.job, one.actor)
+        return job
 
     def _wake_watcher(self) -> None:
         if not self._watched:

@@ -13,8 +13,16 @@ from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_n
 from headrace.executors.base import Pool, name_task
 from headrace.executors.future import Future
 from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, no_answer
-from headrace.executors.ray.actor import Actor, Setup, by_value_pickler, pickled, versions
-from headrace.executors.ray.cluster import LEFT, Head, Settings, describe_resources, few_started, none_started
+from headrace.executors.ray.actor import Setup, by_value_pickler, pickled, versions
+from headrace.executors.ray.cluster import (
+    LEFT,
+    Head,
+    Settings,
+    describe_resources,
+    few_started,
+    none_started,
+    starts_at_once,
+)
 from headrace.executors.ray.connections import Connections
 from headrace.executors.ray.dispatch import Dispatcher, hedge
 from headrace.executors.ray.events import CopiedSlots, Copier, Event, EventQueue
@@ -36,6 +44,9 @@ _GIVEN_UP_S = 10.0
 
 _WARN_OF_FEW_S = 10.0
 """The time after which a warning tells that not all workers have come up, in seconds."""
+
+_PICKLING_S = 30.0
+"""How long new actors wait for the pickled work, in seconds. They end if it cannot be pickled."""
 
 
 class RayPool(Pool):
@@ -71,17 +82,25 @@ class RayPool(Pool):
         self._copier = Copier(ray, self._events, self._buffers)
         self._connections = Connections(self._events, settings.shared_memory)
         try:
-            self._payload = ray.put(pickled(work))
             self._head = Head(ray)
-            for worker in range(workers):
-                self._peers.append(self._start_actor(worker))
+            self._at_once = starts_at_once(ray)
+            IDLE_ACTORS.start(ray, settings.options, min(workers, self._at_once), max(settings.idle_s, _PICKLING_S))
+            self._payload = ray.put(pickled(work))  # the actors start meanwhile
+            self._start_more()
         except BaseException:
             self.close()
             raise
 
+    def _start_more(self) -> None:
+        """Start workers, as long as no more new actors are starting than there are CPUs for."""
+        while len(self._peers) < self.workers and not self.broken:
+            if sum(not (peer.up or peer.used) for peer in self._peers) >= self._at_once:
+                break
+            self._peers.append(self._start_actor(len(self._peers)))
+
     def _start_actor(self, worker: int, false_starts: int = 0) -> RayPeer:
         """Start an actor, or take an idle one, and set it up as a worker."""
-        actor, used = IDLE_ACTORS.take_or_start(self._ray, Actor, self._settings.options)
+        actor, used = IDLE_ACTORS.take_or_start(self._ray, self._settings.options)
         self._started_actors += 1
         peer = RayPeer(worker, self._started_actors, actor, used, false_starts, self._dispatcher.ages)
         try:
@@ -188,6 +207,8 @@ class RayPool(Pool):
             if not future.done():
                 future.resolve_later(self._raise_final)
         self._dispatcher.queue.clear()
+        for peer in self._peers:  # Ray may hold the error, and its traceback this pool, for a long time
+            IDLE_ACTORS.end(self._head.job, peer.actor)
 
     def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
         """Pin the slots of workers on this machine, and the buffers for batches of others."""
@@ -314,6 +335,8 @@ class RayPool(Pool):
                         self._connections.connect(peer)
             if ready and self._dispatcher.ready:
                 self._deal()
+            if ready and len(self._peers) < self.workers:
+                self._start_more()
             if time.monotonic() - self._checked_s > _CHECK_WORKERS_S:
                 self._check_workers()
 
@@ -351,10 +374,13 @@ class RayPool(Pool):
             # A task that no other worker has finished may just take long.
             if peer.suspect and all(one.done() for one in peer.unanswered) and now_s - peer.last_answer_s > _GIVEN_UP_S:
                 self._lose(peer, None, at_fault=False)
+        if waited_s > _WARN_OF_FEW_S:
+            self._at_once = self.workers  # some may never come up, as on a node that hangs
         if self._head.lost():
             self._give_up(partial(throw_new, ClusterUnavailable, self._head.loss_message))
         else:
             self._replace_lost()
+            self._start_more()
 
     def _describe_resources(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
