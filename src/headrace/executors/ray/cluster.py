@@ -74,7 +74,7 @@ def import_ray(client: bool = False) -> Any:
 
 def _missing(client: bool) -> MissingExtra:
     what, extra = ("Ray and its client", "ray-client") if client else ("Ray", "ray")
-    return MissingExtra(f'executor="ray" needs {what}: pip install "headrace[{extra}]"')
+    return MissingExtra(f'executor="ray" needs {what}', extra)
 
 
 def connect(address: str | None, cpus: float) -> Any:
