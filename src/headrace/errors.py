@@ -64,16 +64,6 @@ def note(error: BaseException, text: str) -> None:
         error.add_note(line)
 
 
-def throw(error: BaseException) -> NoReturn:
-    """Raise an error; for places that need an expression."""
-    raise error
-
-
-def throw_new(kind: type[Exception], text: str, cause: BaseException | None = None) -> NoReturn:
-    """Make an error and raise it. A kept error would get a longer traceback each time it is raised."""
-    raise kind(text) from cause
-
-
 def bad_value(name: str, value: object, allowed: str, fix: str) -> NoReturn:
     """Raise the `ValueError` for a wrong value: its name, the value, the allowed range and the fix."""
     raise ValueError(f"{name}={shown(value)} is not allowed: expected {allowed}. {fix}")

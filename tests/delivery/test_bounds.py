@@ -87,7 +87,7 @@ def a_loader(dataset: Ledger, **options: Any) -> DataLoader[Any]:
 
 def mapped(reader: Any) -> int:
     """Count the slots that the rank has mapped."""
-    return sum(len(peer.loans) for peer in reader._pool._peers)
+    return sum(len(peer.wire.loans) for peer in reader._pool._peers)
 
 
 MODES = [

@@ -1,6 +1,7 @@
 """Datasets that end the workers that read them, at module level so that every start method can pickle them."""
 
 import os
+import select
 import signal
 import sys
 from collections import Counter
@@ -28,6 +29,8 @@ def end_process(how: str) -> None:
         os._exit(7)
     elif how == "leave":
         raise SystemExit(8)
+    elif how == "hang":
+        select.select([], [], [])
     elif how == "close":
         os.closerange(3, 4096)  # its sockets among them
     elif how == "copy":
@@ -49,7 +52,8 @@ class Mortal(Dataset[dict[str, Any]]):
     Args:
         folder: Where is noted what has happened.
         ends: Before which samples.
-        how: "exit", "leave", "close", "copy" and "scribble" (whereupon the rank is to end it), or the name of a signal.
+        how: "hang", "exit", "leave", "close", "copy" and "scribble" (whereupon the rank is to end it), or the name of
+            a signal.
         times: How often for each sample.
         length: Samples.
         size: Numbers in each.

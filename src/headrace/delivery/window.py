@@ -1,13 +1,13 @@
 """The window: the futures of batches that were asked for in advance, in the order in which they are delivered."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from headrace.delivery.budget import Share
 from headrace.delivery.staging import Staged, StagingQueue
-from headrace.errors import DeliveryTimeout
+from headrace.errors import DeliveryTimeout, note
 from headrace.executors.base import Pool
 from headrace.executors.future import Future
 from headrace.progress.base import Pass
@@ -22,8 +22,8 @@ class Demand:
     """How a reader asks for batches.
 
     Attributes:
-        ahead: Number of tasks that are submitted before the first batch is asked for, and kept outstanding:
-            prefetch_factor × workers; 0 for inline work.
+        ahead: Number of tasks that are submitted before the first batch is asked for, and kept outstanding, for each
+            worker; 0 for inline work.
         in_order: Whether batches are delivered in the order of their tasks, or as they are completed.
         in_turn: Whether tasks go to the workers round robin, as torch deals them, or to the least loaded worker.
         streams: Whether each worker reads its own copy of an iterable dataset: a worker whose copy is at its end gets
@@ -63,7 +63,8 @@ class Window:
     ) -> None:
         self.number = 0
         self._pool = pool
-        self._ahead, self._in_order, self._in_turn = demand.ahead, demand.in_order, demand.in_turn
+        self._per_worker, self._in_order, self._in_turn = demand.ahead, demand.in_order, demand.in_turn
+        self._workers = pool.workers
         self._of_streams, self._quick = demand.streams, demand.quick_tasks
         self._timeout_s, self._share = demand.timeout_s, demand.share
         self._staging = staging
@@ -79,7 +80,7 @@ class Window:
         if demand.share is not None:
             demand.share.windows.add(self)
         # Passes that begin one after another without reading must not accumulate tasks.
-        if pool.owed <= demand.ahead:
+        if pool.owed <= self._ahead:
             self._fill()
 
     def _take_early(self, reading: Pass, tasks: Iterator[Task]) -> Iterator[Task]:
@@ -93,6 +94,10 @@ class Window:
         for task, future in early:
             self._append(future, task)
         return reading.tasks(len(early))
+
+    @property
+    def _ahead(self) -> int:
+        return self._per_worker * self._pool.workers
 
     def _fill(self) -> None:
         self._filled = True
@@ -111,6 +116,12 @@ class Window:
             least: How many batches are asked for whatever the budget.
         """
         quick, count = self._quick, 1
+        if self._pool.workers != self._workers:
+            # As many for each worker as before; with fewer workers none, until those of the others are delivered.
+            missing = self._ahead - len(self._futures) - len(self._pool.early) + (done is not None)
+            count = max(0, missing)
+            if missing > 0:
+                self._workers = self._pool.workers
         if self._share is not None:
             count = max(least, self._room(self._share, done))
         # An interrupt ends a generator for good. The user's sampler may be interrupted all the same, but a task that it
@@ -128,6 +139,7 @@ class Window:
                     self._pool.early = (*self._pool.early, (task, self._pool.submit(task)))
             if done is not None and staged is not None:
                 self._futures.remove(done)
+                done.clear()  # a worker that was slower may still hold it
                 self._staging.batches.append(staged)
 
     def _draw(self) -> None:
@@ -203,7 +215,7 @@ class Window:
         else:
             came = self._pool.wait(candidates, self._timeout_s or None)
         if not came:
-            raise _late(self._timeout_s, self._pool.describe(futures))
+            raise _late(self._timeout_s, self._pool, futures)
         return candidates[0] if self._in_order else next(filter(Future.done, candidates))
 
     def has_next(self) -> bool:
@@ -225,7 +237,8 @@ class Window:
         return True
 
 
-def _late(timeout_s: float, why: str) -> DeliveryTimeout:
+def _late(timeout_s: float, pool: Pool, futures: Sequence[Future]) -> DeliveryTimeout:
     error = DeliveryTimeout(f"DataLoader timed out after {timeout_s} seconds")
-    error.add_note(f"headrace: {why}")
+    for text in (pool.describe(futures), *pool.stacks(futures)):
+        note(error, text)
     return error

@@ -83,6 +83,10 @@ class Pool(Droppable, ABC):
             limit: Returns the limit, in bytes.
         """
 
+    def resize(self, workers: int) -> None:
+        """Have another number of workers from now on, where the executor `resizes`."""
+        raise NotImplementedError
+
     def open_stream(self, number: int, epoch: int) -> None:
         """Begin pass `number` over an iterable dataset now, if the caller's thread reads it; workers begin it late."""
 
@@ -111,6 +115,10 @@ class Pool(Droppable, ABC):
         done = [future.done() for future in window]
         late = done.index(False)
         return f"of the {len(done) - late - 1} batches asked for after it {sum(done[late:])} are done"
+
+    def stacks(self, window: Sequence[Future]) -> Sequence[str]:
+        """Return the stacks of the workers that a reader waits for, each as a text, where they can be asked for."""
+        return ()
 
     @property
     def owed(self) -> int:
@@ -149,6 +157,7 @@ class Executor(ABC):
             number.
         local: Whether its workers take CPUs of this machine.
         prefetches: Whether its workers run while the caller does something else.
+        resizes: Whether its pools can have another number of workers while they run.
         ignores: Which of the loader's arguments about workers mean nothing to it.
     """
 
@@ -157,6 +166,7 @@ class Executor(ABC):
     by_number: bool = False
     local: bool = True
     prefetches: bool = True
+    resizes: bool = False
     ignores: tuple[str, ...] = ()
 
     def check_installed(self) -> None:  # noqa: B027 - most need only what the package itself needs

@@ -53,6 +53,13 @@ class Failure:
             raise
         raise AssertionError("torch's wrapper always raises")
 
+    def error(self) -> Exception:
+        """Return what `reraise` raises."""
+        try:
+            self.reraise()
+        except Exception as error:  # noqa: BLE001 - it is returned
+            return error
+
 
 @dataclass(frozen=True)
 class Remarked:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
 from headrace.delivery.budget import Budget
+from headrace.errors import whole_number
 from headrace.executors import Executor
 from headrace.loader import accelerate, agreement, last, options, readers, samplers
 from headrace.plan import Order, Plan
@@ -46,7 +47,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         collate_fn: As torch's.
         pin_memory: As torch's.
         drop_last: As torch's; under a plan the same as `tail="drop"`.
-        timeout: As torch's, in seconds.
+        timeout: As torch's, in seconds. It also bounds what a thread (`executor="thread"`) computes alone. Batches that
+            are gathered from memory in the caller's thread are not bounded; no code of the user runs there.
         worker_init_fn: As torch's.
         multiprocessing_context: As torch's.
         generator: As torch's; a plan for one rank draws its seed from it if it is given none.
@@ -193,6 +195,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             sampler=type(sampler if batch_sampler is None else batch_sampler).__qualname__ if sampled else "",
         )
         self._schedule = Schedule(self._source)
+        self._resized: int | None = None
         if self._source.order is not None:
             # torch's __setattr__ refuses both from here on.
             both = samplers.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
@@ -262,6 +265,34 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
                 "dataset draws. With seed= both would be exact.",
                 stacklevel=2,
             )
+
+    def resize_workers(self, workers: int) -> None:
+        """Have another number of workers from now on: those that run, and those that later epochs start.
+
+        Not a bit of any batch changes. Where there are to be fewer, those that are too many finish what they have;
+        where there are to be more, they take part as soon as they have started. `prefetch_factor` batches are asked
+        for in advance for each of them. `num_workers` stays what it was, since frameworks read it.
+
+        Args:
+            workers: The number of workers, >= 1.
+
+        Raises:
+            TypeError: `workers` is not an integer.
+            ValueError: It is less than 1, or any worker cannot compute any batch: without a plan (see `seed=`), with
+                threads, and where the caller's own thread computes.
+        """
+        workers = whole_number("workers", workers, low=1, fix="Pass the number of workers.")
+        executor = options.executor_of(self.executor, self.num_workers)
+        options.check_resizable(self, executor)
+        self._resized = workers
+        pool = self._meter.pool
+        if pool is not None and not pool.broken:
+            pool.resize(workers)
+
+    @property
+    def _workers(self) -> int:
+        """The number of workers to start with; `num_workers` may be set later."""
+        return self._resized or int(self.num_workers)
 
     def _samplers(self) -> list[Any]:
         """Return the user's samplers, outermost first."""

@@ -208,6 +208,24 @@ def _check_executor(executor: object, num_workers: int) -> None:
     chosen.check_installed()
 
 
+def check_resizable(loader: Any, executor: Executor) -> None:
+    """Check that the number of workers may change while they run.
+
+    Raises:
+        ValueError: It may not.
+    """
+    if not executor.resizes:
+        raise ValueError(
+            f"resize_workers is not allowed with {executor}: only local processes and Ray's workers may become more or "
+            'fewer. Pass num_workers= and executor="process" or "ray".'
+        )
+    if not (loader._source.planned() or (executor.by_number and loader._source.kind is Kind.SAMPLER)):
+        raise ValueError(
+            f"resize_workers is not allowed: this loader follows no plan ({loader._source.kind.reason}), so the random "
+            "numbers and the order of its batches depend on the number of workers. Pass seed= to get a plan."
+        )
+
+
 @contextmanager
 def torchs_types(dataset: object, num_workers: object, timeout: object, prefetch_factor: object) -> Iterator[None]:
     """Let torch check its arguments, and explain wrong types that torch does not explain, or notices only later.

@@ -241,7 +241,7 @@ def _start(loader: Any, executor: Executor, **particulars: Any) -> Pool:
         environment=world.environment(),
         **particulars,
     )
-    pool = executor.start(work, int(loader.num_workers), loader.multiprocessing_context)
+    pool = executor.start(work, loader._workers, loader.multiprocessing_context)
     loader._meter.watch(pool)
     if loader._source.kind in (Kind.SAMPLER, Kind.STREAM):
         pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
@@ -256,7 +256,7 @@ def _delivery(loader: Any, executor: Executor, link: AccelerateLink | None) -> D
     in_turn = not loader._source.planned() and (streams or not executor.by_number)
     return Delivery(
         Demand(
-            ahead=int(loader.num_workers * (loader.prefetch_factor or 2)) if executor.prefetches else 0,
+            ahead=int(loader.prefetch_factor or 2) if executor.prefetches else 0,
             in_order=loader.in_order,
             in_turn=loader.in_order and in_turn,
             streams=streams,

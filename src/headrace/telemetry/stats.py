@@ -33,6 +33,7 @@ class Stats:
             overlap count twice.
         restarts: How often a worker replaced one that had died. Where a death ends the pass it is how often new workers
             replaced all.
+        workers: Workers that there are now, of those that were started last; see `resize_workers`.
         slots: Slots of shared memory that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
         held_back: How often fewer batches were asked for in advance than `prefetch_factor` says, since
@@ -63,6 +64,7 @@ class Stats:
     wait_s: float = 0.0
     elapsed_s: float = 0.0
     restarts: int = 0
+    workers: int = 0
     slots: int = 0
     slot_bytes: int = 0
     held_back: int = 0
@@ -112,6 +114,11 @@ class Meter:
         pool.when_broken = self._note_broken
         pool.when_restarted = self._note_restarted
 
+    @property
+    def pool(self) -> Any:
+        """The workers that were started last; None if there are none any more."""
+        return self._pool and self._pool()
+
     def _note_broken(self) -> None:
         self._broken = True
 
@@ -141,7 +148,7 @@ class Meter:
 
     def read(self) -> Stats:
         """Return the statistics as they are now."""
-        pool = self._pool and self._pool()
+        pool = self.pool
         slots, slot_bytes = (0, 0) if pool is None else pool.slots
         counts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         counts |= self._sum_stages()._asdict()
@@ -149,7 +156,13 @@ class Meter:
         gathered_s = counts.pop("gathered_s")
         counts["read_s"] += gathered_s
         counts["wait_s"] += gathered_s
-        return Stats(**counts, slots=slots, slot_bytes=slot_bytes, replacements=tuple(self._replacements))
+        return Stats(
+            **counts,
+            workers=0 if pool is None else pool.workers,
+            slots=slots,
+            slot_bytes=slot_bytes,
+            replacements=tuple(self._replacements),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_pool": None, "last": None}

@@ -72,7 +72,7 @@ def test_batches_are_copied_from_the_workers_slots(monkeypatch: pytest.MonkeyPat
     reader = iter(DataLoader(Rows(), BATCH, device="cuda", seed=0, **WORKERS))
     next(reader)
     assert sources[0].is_pinned()
-    slots = [slot for peer in reader._pool._peers for slot in peer.loans._slots.values()]
+    slots = [slot for peer in reader._pool._peers for slot in peer.wire.loans._slots.values()]
     assert any(slot.address <= sources[0].data_ptr() < slot.address + slot.size for slot in slots), "it was copied"
 
 

@@ -241,7 +241,7 @@ def test_a_finished_pool_needs_no_garbage_collector() -> None:
     gc.disable()
     try:
         reader = iter(DataLoader(Large(), num_workers=1, seed=0))
-        loans = weakref.ref(reader._pool._peers[0].loans)  # type: ignore[union-attr]
+        loans = weakref.ref(reader._pool._peers[0].wire.loans)  # type: ignore[union-attr]
         assert len(list(reader)) == 6
         del reader
         wait_for_reapers()

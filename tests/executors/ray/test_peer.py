@@ -2,7 +2,7 @@
 
 import pickle
 import socket
-from collections import deque
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
+from headrace.executors.dispatch.dispatcher import Dispatcher
 from headrace.executors.link.frames import frame
 from headrace.executors.link.wire import TAIL, Wire
 from headrace.executors.ray.actor import PIECE_BYTES, Actor, Answers, Setup, SetupResult, pickled, versions
@@ -28,8 +29,10 @@ from headrace.worker.work import Work
 
 
 def a_peer() -> RayPeer:
-    peer = RayPeer(0, 1, None, used=False, false_starts=0, ages=deque())
-    peer.up = True
+    peer = RayPeer(
+        0, 1, None, used=False, dispatcher=Dispatcher(by_any_worker=True, deals_all=False, clock=time.monotonic)
+    )
+    peer.up = peer.takes = True
     return peer
 
 
@@ -156,7 +159,7 @@ def test_a_task_that_two_died_at_has_its_worker_to_itself() -> None:
     give(peer, asked(4))
     assert not peer.accepts(doubtful)
     assert not peer.may_hedge(doubtful)
-    peer.complete(peer.unanswered[0], was_done=False)
+    peer._dispatcher.answered(peer.unanswered[0], peer, was_done=False)
     assert peer.accepts(doubtful)
     assert peer.may_hedge(doubtful)
     give(peer, doubtful)

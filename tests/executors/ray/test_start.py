@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from comparable import flat
 from executors.contract_datasets import Squares
 from headrace import ClusterUnavailable, RayExecutor
+from headrace.executors.dispatch import pool as dispatch_pool
 from headrace.executors.ray import cluster as ray_cluster
 from headrace.executors.ray import pool as ray_pool
 from headrace.executors.ray.cluster import import_ray, starts_at_once
@@ -134,7 +135,7 @@ def test_ray_actors_that_do_not_come_up_hold_up_no_others(monkeypatch: pytest.Mo
     reader = iter(a_loader(Squares(), RayExecutor(num_cpus=1000, start_timeout_s=0.5, idle_s=0), num_workers=3))
     pool: Any = reader._pool  # type: ignore[attr-defined]
     assert len(pool._peers) == 1
-    monkeypatch.setattr(ray_pool, "_CHECK_WORKERS_S", 0.1)
+    monkeypatch.setattr(dispatch_pool, "CHECK_WORKERS_S", 0.1)
     with pytest.raises(ClusterUnavailable, match="none of 3 Ray workers came up"):
         next(reader)
     assert len(pool._peers) == 3

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import cast
 
 from headrace.errors import SlotTooLarge
+from headrace.executors.dispatch.peer import Dispatched
 from headrace.executors.future import Future
 from headrace.executors.link.frames import JOINED_BYTES, frame_of_one, read_frames
 from headrace.memory.codec import Slots, lift
@@ -23,21 +24,6 @@ from headrace.types import IndexTask, PlanTask, Task
 
 LIVENESS_S = 1
 """How often either side checks that the other still lives, in seconds, in case the closed socket does not tell."""
-
-MOST_DEATHS = 5
-"""Worker deaths at one task after which the task is to blame.
-
-Kills at random hit the same task again only by chance: it goes to a worker that is up, and is hit only while it is
-computed. Where that takes 5 ms, and each of two workers is killed five times a second, the chance is one in forty for
-each further death, and below one in a million for four of them.
-"""
-
-MOST_FALSE_STARTS = 10
-"""Deaths in a row, before a worker is set up, after which the pool gives up.
-
-No task is to blame for these. More of them are allowed than deaths at a task, since a start takes longer, so that kills
-at random hit it more often: at 20 ms and five kills a second one start in ten is hit, and ten in a row hardly ever.
-"""
 
 Sent = tuple[int, ...] | int | list[int] | list[bytearray]
 """A task as it is sent: the fields of a `PlanTask`; the index or indices of an `IndexTask`; or any task, pickled."""
@@ -71,24 +57,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_rank_ends)
 
 
-class Assigned(Future):
-    """The future of a task that a worker was given.
+class Assigned(Dispatched):
+    """The future of a task that is sent to a worker.
 
     Attributes:
-        task: The task.
         sent: The task as it is sent.
-        number: How many tasks were submitted before it.
         key: The number from which its random generators are seeded; None where the task itself says that.
-        deaths: How many workers died while they computed it.
     """
 
-    deaths = 0
-
     def __init__(self, task: Task, number: int, kind: type[Pickler] | None = None, key: int | None = None) -> None:
-        super().__init__(-1)
-        self.task = task
+        super().__init__(task, number)
         self.sent = _to_send(task, kind)  # raises here if it cannot be pickled, before a worker has it
-        self.number = number
         self.key = key
 
     def land(self, message: Sequence[Buffer], slots: Slots, stages: Packed = NO_TIMES) -> None:

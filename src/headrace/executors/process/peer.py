@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import connection
@@ -13,7 +12,11 @@ from pathlib import Path
 from signal import Signals, strsignal
 
 from headrace.errors import WorkerDied
+from headrace.executors.dispatch.dispatcher import Dispatcher
+from headrace.executors.dispatch.peer import Peer
+from headrace.executors.dispatch.rules import MOST_BUNDLE
 from headrace.executors.link.wire import LIVENESS_S, Assigned, Wire
+from headrace.memory.codec import is_inline
 
 GRACE_S = 5.0
 """How long all workers together may take to end before they are terminated, in seconds; then before they are killed."""
@@ -21,46 +24,53 @@ GRACE_S = 5.0
 _STATES = {"R": "running", "S": "sleeping", "D": "in disk sleep", "T": "stopped", "t": "stopped by a debugger"}
 
 
-class Peer(Wire):
-    """One worker: its process, its socket, and the tasks that it has not answered, oldest first.
+class ProcessPeer(Peer[Assigned]):
+    """One worker process: its socket, and the tasks that it has not answered, oldest first.
 
     Attributes:
+        process: The process.
+        wire: The sockets to it.
         started: Whether the process was started.
         ready: Whether it has unpickled its work; then the next worker may be started.
-        up: Whether it is set up; from then on, only a task can end it.
-        false_starts: How many processes with the same worker number died in a row before they were up.
         remark: A note for the error about its death.
         writes: Whether the rank waits until it can send more.
     """
 
-    def __init__(self, worker: int, process: BaseProcess, end: socket.socket, descriptors: socket.socket) -> None:
-        super().__init__(end, descriptors, self._answer)
-        self.worker = worker
+    def __init__(
+        self,
+        worker: int,
+        process: BaseProcess,
+        ends: tuple[socket.socket, socket.socket],
+        false_starts: int,
+        patience_s: float | None,
+        dispatcher: Dispatcher,
+    ) -> None:
+        super().__init__(worker, false_starts, patience_s)
+        self.takes = True  # also before the process is started: tasks wait in its socket
         self.process = process
-        self.started = self.ready = self.up = self.writes = False
-        self.false_starts = 0
+        self.wire = Wire(*ends, self._receive)
+        self.started = self.ready = self.writes = False
         self.remark = ""
-        self.unanswered: deque[Assigned] = deque()
+        self._dispatcher = dispatcher
         self._stopped_s: float | None = None
 
-    def _answer(self, parts: list[bytearray]) -> None:
+    def _receive(self, parts: list[bytearray]) -> None:
         # An empty message comes when it has unpickled its work, if that had to be, and when it is set up for tasks.
         if not parts:
-            self.up = self.ready
+            if self.ready:
+                self._dispatcher.set_up(self)
             self.ready = True
             return
-        self.check(parts, self.process.pid)
-        self.land(self.unanswered[0], parts)  # and is still owed where that is refused
-        self.unanswered.popleft()
-
-    @property
-    def load(self) -> tuple[bool, bool, int]:
-        """Its load; the peer with the least gets the next task.
-
-        First comes a dead worker without a replacement, so that its death shows; then workers that are up; then those
-        with fewer tasks.
-        """
-        return self.open, not self.up, len(self.unanswered)
+        wire, future = self.wire, self.unanswered[0]
+        task_s = wire.check(parts, self.process.pid)
+        if future.bound is not None:  # nothing is decided by how long it takes
+            wire.land(future, parts)
+            self.unanswered.popleft().holders.clear()
+            return
+        self.note_speed(task_s, MOST_BUNDLE if is_inline(parts) else 1)
+        was_done = future.done()
+        wire.land(future, parts)  # and is still owed where that is refused
+        self._dispatcher.answered(future, self, was_done)
 
     def stopped(self) -> bool:
         """Tell whether the process has been in the state "stopped" for some time, at two calls in a row or more.
@@ -83,15 +93,21 @@ class Peer(Wire):
 
     def close(self) -> None:
         """Close the sockets, and drop the futures: they would be in a reference cycle."""
-        super().close()
-        self.unanswered.clear()
+        self.wire.close()
+        self.drop_tasks()
+
+    def __str__(self) -> str:
+        state = state_of(self.process.pid)
+        what = f", {_STATES.get(state, f'in state {state}')}" if state else ""
+        return f"worker {self.worker} (pid {self.process.pid}{what})"
 
 
-def end_workers(peers: Sequence[Peer], lost: Sequence[BaseProcess]) -> None:
+def end_workers(peers: Sequence[ProcessPeer], lost: Sequence[BaseProcess]) -> None:
     """Tell workers to end, and wait for them and for the processes of lost workers."""
     for peer in peers:
         peer.close()
-    _reap([one for one in (*(peer.process for peer in peers), *lost) if one.pid is not None])
+    processes = dict.fromkeys((*(peer.process for peer in peers), *lost))  # one that is not replaced is in both
+    _reap([one for one in processes if one.pid is not None])
 
 
 def _reap(processes: Sequence[BaseProcess]) -> None:
@@ -158,10 +174,3 @@ def state_of(pid: int | None) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
-
-
-def described(peer: Peer) -> str:
-    """Return a worker's number, its pid and the state of its process, as text."""
-    state = state_of(peer.process.pid)
-    what = f", {_STATES.get(state, f'in state {state}')}" if state else ""
-    return f"worker {peer.worker} (pid {peer.process.pid}{what})"

@@ -26,14 +26,16 @@ import torch.multiprocessing
 from torch._utils import cpu_count
 
 from headrace.datasets.fork_safety import warn_before_fork
-from headrace.executors.base import Executor, Pool, name_task
-from headrace.executors.future import Future
+from headrace.executors.base import Executor, Pool
+from headrace.executors.dispatch import rules
+from headrace.executors.dispatch.pool import DispatchedPool
 from headrace.executors.link.frames import EMPTY_FRAME
 from headrace.executors.link.lending import Lender
 from headrace.executors.link.serving import Server, serve
-from headrace.executors.link.wire import LIVENESS_S, MOST_DEATHS, MOST_FALSE_STARTS, Assigned, hang_up, no_answer
+from headrace.executors.link.stacks import stacks_of, write_when_asked
+from headrace.executors.link.wire import Assigned, Wire, no_answer
 from headrace.executors.process.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
-from headrace.executors.process.peer import Peer, death_error, described, end_workers
+from headrace.executors.process.peer import ProcessPeer, death_error, end_workers
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Mapping, Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
@@ -74,6 +76,7 @@ class ProcessExecutor(Executor):
     """Run work in local processes, one per worker: torch's own way, and the default where `num_workers` > 0."""
 
     parity = True
+    resizes = True
 
     def start(self, work: Work, workers: int, context: Any = None) -> Pool:
         """Start the processes by the context's start method.
@@ -85,44 +88,41 @@ class ProcessExecutor(Executor):
             return _ProcessPool(work, workers, torch.multiprocessing if context is None else context)
 
 
-class _ProcessPool(Pool):
+class _ProcessPool(DispatchedPool[ProcessPeer]):
     def __init__(self, work: Work, workers: int, context: Any) -> None:
-        self.work = work
-        self.workers = workers
+        super().__init__(work, workers, deals_all=True)
         self._together = forks_together(context)
         self._new_process = partial(Process, context) if self._together else context.Process
         self._payload: Payload | None = None
-        self._owner = os.getpid()
         keep_freed_memory()  # for batches that hold bytes or text; forked workers inherit the setting
-        self._peers: list[Peer] = []
-        self._lost: list[BaseProcess] = []  # replaced, but not waited for yet
+        self._ended: list[BaseProcess] = []  # replaced or left, but not waited for yet
         self._remark = ""  # why the pool does not replace workers any more; a note for the errors about their deaths
-        self._submitted = 0
         self._lender = Lender()
+        self._wires: list[Wire] = []
         self._pin: Callable[[Mapping], None] | None = None
         self._poll = select.poll()  # directly: `selectors` would double the time of a wait
-        self._by_descriptor: dict[int, Peer] = {}
-        self._unstarted: deque[tuple[Peer, list[socket.socket]]] = deque()
+        self._by_descriptor: dict[int, ProcessPeer] = {}
+        self._unstarted: deque[tuple[ProcessPeer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. For others it is pickled once, unless it can only be inherited.
-            payload = None
             if context.get_start_method() == "fork":
                 warn_before_fork(work.dataset)
                 accelerated()  # cached here for all workers
             else:
-                payload = _payload_of(work)
                 # Kept for replacements: they must see the same work.
-                self._payload = payload if work.repeatable else None
+                self._payload = _payload_of(work)
             for worker in range(workers):
-                self._prepare(worker, payload)
+                self._peers.append(self._start(worker, 0, None))
+            if not work.repeatable:
+                self._payload = None
         except BaseException:
             self.close()
             raise
 
     def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
         self._pin = pin
-        for peer in self._peers:
-            peer.loans.pin = pin
+        for wire in self._wires:
+            wire.loans.pin = pin
 
     def limit_slots(self, limit: Callable[[], int]) -> None:
         self._lender.limit = limit
@@ -142,21 +142,26 @@ class _ProcessPool(Pool):
                 self.close()
                 raise
 
-    def _prepare(self, worker: int, payload: Payload | None) -> None:
-        (rank_end, worker_end), (rank_fds, worker_fds) = socket.socketpair(), socket.socketpair()
-        _worker_ends.update((worker_end, worker_fds))
-        work = self.work if payload is None else None
-        arguments = (worker_end, worker_fds, work, worker, self.workers)
-        peer = Peer(worker, self._new_process(target=_worker_main, args=arguments, daemon=True), rank_end, rank_fds)
-        _processes.add(peer.process)
+    # Starting and ending workers.
+
+    def _start(self, worker: int, false_starts: int, patience_s: float | None) -> ProcessPeer:
+        """Prepare a process. It is started with all others that are prepared, and finds the tasks sent before."""
+        ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
+        _worker_ends.update(theirs)
+        payload = self._payload
+        arguments = (*theirs, self.work if payload is None else None, worker, self.workers)
+        process = self._new_process(target=_worker_main, args=arguments, daemon=True)
+        _processes.add(process)
+        peer = ProcessPeer(worker, process, ours, false_starts, patience_s, self._dispatcher)
         peer.ready = payload is None
-        peer.loans.pin = self._pin
-        self._peers[worker : worker + 1] = [peer]  # appended, or in place of a lost one
-        self._unstarted.append((peer, [worker_end, worker_fds]))
-        self._poll.register(rank_end, select.POLLIN)
-        self._by_descriptor[rank_end.fileno()] = peer
+        peer.wire.loans.pin = self._pin
+        self._wires.append(peer.wire)
+        self._unstarted.append((peer, [*theirs]))
+        self._poll.register(ours[0], select.POLLIN)
+        self._by_descriptor[ours[0].fileno()] = peer
         if payload is not None:
-            payload.send(rank_fds)
+            payload.send(ours[1])
+        return peer
 
     def _start_workers(self) -> None:
         """Start workers. No more of them import and unpickle at the same time than there are CPUs."""
@@ -178,90 +183,8 @@ class _ProcessPool(Pool):
                 for end in ends:
                     end.close()
 
-    @property
-    def processes(self) -> Sequence[BaseProcess]:
-        return [peer.process for peer in self._peers]
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        mapped = [size for peer in self._peers for size in peer.loans.sizes()]
-        return len(mapped), sum(mapped)
-
-    @property
-    def owed(self) -> int:
-        return sum(len(peer.unanswered) for peer in self._peers)
-
-    def submit(self, task: Task, worker: int | None = None) -> Future:
-        future = Assigned(task, self._submitted)
-        self._submitted += 1
-        self._assign(future, min(self._peers, key=_load) if worker is None else self._peers[worker])
-        return future
-
-    def _assign(self, future: Assigned, peer: Peer) -> None:
-        future.worker = peer.worker
-        peer.unanswered.append(future)
-        peer.hand([future], self._lender.lend(peer, len(peer.unanswered), self._peers))
-        if not peer.open:
-            self._give_up(peer)
-
-    def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            for future in futures:
-                if future.done():
-                    return True
-            left = LIVENESS_S if deadline is None else min(deadline - time.monotonic(), LIVENESS_S)
-            if left <= 0:
-                return False
-            if not self._pump(left):
-                self._check_workers()
-
-    def poll(self) -> None:
-        if self._peers:
-            self._pump(0)
-
-    def _pump(self, timeout_s: float) -> bool:
-        """Send and receive until something was sent or received, or the time is over; return whether something was."""
-        for peer in self._peers:
-            if (peer.outbox or peer.writes) and peer.writes != bool(peer.outbox) and peer.open:
-                self._poll.modify(peer.end, select.POLLIN | (0 if peer.writes else select.POLLOUT))
-                peer.writes = not peer.writes
-        ready = self._poll.poll(math.ceil(timeout_s * 1000))
-        with InterruptsHeld():
-            for descriptor, events in ready:
-                peer = self._by_descriptor[descriptor]
-                if events & select.POLLOUT:
-                    peer.send()
-                if events & ~select.POLLOUT and not peer.receive():
-                    self._lose(peer)
-            if self._unstarted:
-                self._start_more()
-        return bool(ready)
-
-    def _check_workers(self) -> None:
-        """Find workers that died or were stopped although their sockets do not show it."""
-        self._check_owner()
-        stopped = []
-        with InterruptsHeld():
-            for peer in [one for one in self._peers if one.started and one.open]:
-                if peer.stopped():
-                    stopped.append(described(peer))
-                    peer.remark = "headrace: the worker had been stopped by SIGSTOP, and was killed for that"
-                    peer.kill()
-                elif peer.process.is_alive():
-                    continue
-                peer.receive()
-                self._lose(peer)
-            if self._unstarted:
-                self._start_more()
-        if stopped and self.work.repeatable:
-            warnings.warn(
-                f"{', '.join(stopped)}: somebody has sent SIGSTOP. It is killed, another takes its place, and its "
-                "tasks are computed again.",
-                stacklevel=7,
-            )
-
     def _start_more(self) -> None:
+        super()._start_more()
         try:
             self._start_workers()
         except OSError:  # the system refuses another process
@@ -271,86 +194,116 @@ class _ProcessPool(Pool):
             for peer in failed:
                 self._lose(peer)
 
-    def _lose(self, peer: Peer) -> None:
-        """Give the unanswered tasks of a lost worker to others, and replace it by another process."""
-        self._check_owner()
-        why = peer.garbled and no_answer(described(peer), peer.garbled)
-        if why:
-            peer.remark = f"headrace: {why}; it was killed for that"
-            peer.kill()
-        false_starts = 0 if peer.up else peer.false_starts + 1
-        if false_starts == MOST_FALSE_STARTS:
-            peer.remark = self._remark = (
+    def _replace(self, peer: ProcessPeer) -> None:
+        try:
+            super()._replace(peer)
+        except OSError as error:
+            self._remark = f"headrace: it could not be replaced: {error}"
+            self._give_up(partial(self._death, peer, 0, None))
+
+    def _end(self, peer: ProcessPeer) -> None:
+        if peer.unanswered:
+            peer.kill()  # otherwise it ends by itself when its socket closes
+        for waiting in [one for one in self._unstarted if one[0] is peer]:
+            self._unstarted.remove(waiting)
+            for end in waiting[1]:
+                end.close()
+        self._poll.unregister(peer.wire.end)
+        del self._by_descriptor[peer.wire.end.fileno()]
+        self._wires.remove(peer.wire)
+        peer.wire.close()
+        self._ended = [one for one in (*self._ended, peer.process) if one.pid is not None and one.is_alive()]
+
+    def _death(self, peer: ProcessPeer, false_starts: int, cause: BaseException | None) -> BaseException:
+        if false_starts == rules.MOST_FALSE_STARTS:
+            self._remark = (
                 f"headrace: {false_starts} processes in a row died as worker {peer.worker} before they could "
                 "do a task: unpickling the dataset, or worker_init_fn, may end them"
             )
-        if self.broken or not self.work.repeatable or false_starts == MOST_FALSE_STARTS:
-            self._give_up(peer)
-            return
-        peer.kill()
-        try:
-            self._prepare(peer.worker, self._payload)
-        except OSError as error:
-            self._peers[peer.worker] = peer
-            peer.remark = f"headrace: it could not be replaced: {error}"
-            self._give_up(peer)
-            return
-        self._peers[peer.worker].false_starts = false_starts
-        self._hang_up(peer)
-        self._lost = [one for one in (*self._lost, peer.process) if one.pid is not None and one.is_alive()]
-        owed, peer.unanswered = peer.unanswered, deque()
-        peer.close()
-        if peer.up and owed:
-            owed[0].deaths += 1
-        for future in sorted(owed, key=_number):
-            if future.deaths < MOST_DEATHS:
-                self._assign(future, min(self._peers, key=_load))
-        if owed and owed[0].deaths == MOST_DEATHS:
-            self._fail_deadly_task(owed[0], peer)
-        self.note_restart()
+        error = death_error(peer.process)
+        if peer.remark or self._remark:
+            error.add_note(peer.remark or self._remark)
+        return error
+
+    def _how_it_ended(self, death: BaseException) -> str:
+        return "; the last one " + str(death.__cause__).partition(") ")[2]
+
+    @property
+    def processes(self) -> Sequence[BaseProcess]:
+        return [peer.process for peer in self._peers]
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        mapped = [size for wire in self._wires for size in wire.loans.sizes()]
+        return len(mapped), sum(mapped)
+
+    # Tasks and answers.
+
+    def _new_future(self, task: Task, number: int, worker: int | None) -> Assigned:
+        future = Assigned(task, number)
+        future.bound = worker
+        return future
+
+    def _transmit(self, peer: ProcessPeer, futures: Sequence[Assigned]) -> None:
+        wire = peer.wire
+        wire.hand(futures, self._lender.lend(wire, len(peer.unanswered), self._wires, len(futures)))
+
+    def _pump(self, timeout_s: float) -> bool:
+        for peer in self._by_descriptor.values():
+            if (peer.wire.outbox or peer.writes) and peer.writes != bool(peer.wire.outbox):
+                self._poll.modify(peer.wire.end, select.POLLIN | (0 if peer.writes else select.POLLOUT))
+                peer.writes = not peer.writes
+        ready = self._poll.poll(math.ceil(timeout_s * 1000))
+        with InterruptsHeld():
+            for descriptor, events in ready:
+                peer = self._by_descriptor[descriptor]
+                if events & select.POLLOUT:
+                    peer.wire.send()
+                if events & ~select.POLLOUT and not peer.wire.receive():
+                    self._hear_end(peer)
+            if self._dispatcher.queue and self._dispatcher.ready:
+                self._deal()
+            if self._unstarted:
+                self._start_more()
+        return bool(ready)
+
+    def _hear_end(self, peer: ProcessPeer) -> None:
+        """Replace a worker whose socket has closed, or whose bytes are no answer."""
+        why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
         if why:
+            peer.remark = f"headrace: {why}; it was killed for that"
+            peer.kill()
+        self._lose(peer)
+        if why and self.work.repeatable:
             text = f"{why}. It is killed, another takes its place, and its tasks are computed again."
             warnings.warn(text, stacklevel=8)
 
-    def _give_up(self, peer: Peer) -> None:
-        """Fail the unanswered tasks of a dead worker that is not replaced."""
-        self._check_owner()
-        self.breaks()
-        peer.ready = True
-        self._hang_up(peer)
-        while peer.unanswered:
-            error = death_error(peer.process)
-            if peer.remark or self._remark:
-                error.add_note(peer.remark or self._remark)
-            peer.unanswered.popleft().fail(error)
+    def _look_after(self) -> None:
+        """Find workers that died or were stopped although their sockets do not show it."""
+        stopped = []
+        with InterruptsHeld():
+            self._ended = [one for one in self._ended if one.is_alive()]
+            for peer in [one for one in self._by_descriptor.values() if one.started]:
+                if peer.stopped():
+                    stopped.append(str(peer))
+                    peer.remark = "headrace: the worker had been stopped by SIGSTOP, and was killed for that"
+                    peer.kill()
+                elif peer.process.is_alive():
+                    continue
+                peer.wire.receive()
+                self._lose(peer)
+            if self._unstarted:
+                self._start_more()
+        if stopped and self.work.repeatable:
+            warnings.warn(
+                f"{', '.join(stopped)}: somebody has sent SIGSTOP. It is killed, another takes its place, and its "
+                "tasks are computed again.",
+                stacklevel=8,
+            )
 
-    def _fail_deadly_task(self, future: Assigned, peer: Peer) -> None:
-        error = death_error(peer.process)
-        last = str(error.__cause__).partition(") ")[2]
-        error.add_note(
-            f"headrace: {name_task(self.work, future.task)} ended {future.deaths} workers; the last one {last}"
-        )
-        if peer.remark:
-            error.add_note(peer.remark)
-        future.fail(error)
-
-    def _hang_up(self, peer: Peer) -> None:
-        if peer.open:
-            self._poll.unregister(peer.end)
-            del self._by_descriptor[peer.end.fileno()]
-            hang_up(peer.end)
-            peer.descriptors.close()
-
-    def describe(self, window: Sequence[Future]) -> str:
-        late = next(future for future in window if not future.done())
-        peer = self._peers[late.worker]
-        slow = peer.unanswered[0]
-        before = "" if slow is late else f", before {name_task(self.work, cast(Assigned, late).task)}"
-        more = len(peer.unanswered) - 1
-        return (
-            f"{described(peer)} is at {name_task(self.work, slow.task)}{before}, and has {more} more to do; "
-            f"{super().describe(window)}"
-        )
+    def _stacks(self, peers: Sequence[ProcessPeer]) -> Sequence[str]:
+        found = [(str(peer), stacks_of(peer.process.pid)) for peer in peers]
+        return [f"{who}:\n{text}" for who, text in found if text]
 
     def close(self) -> None:
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
@@ -362,14 +315,18 @@ class _ProcessPool(Pool):
                     end.close()
             self._unstarted.clear()
             self._payload = None
-            peers, self._peers = self._peers, []
-            lost, self._lost = self._lost, []
-            later = not peers or _end_in_background(peers, lost)
+            self._wires.clear()
+            peers = self._forget_all()
+            for peer in peers:
+                if peer.suspect:
+                    peer.kill()  # it would not end by itself
+            ended, self._ended = self._ended, []
+            later = not peers or _end_in_background(peers, ended)
         if not later:
-            end_workers(peers, lost)
+            end_workers(peers, ended)
 
 
-def _end_in_background(peers: list[Peer], lost: list[BaseProcess]) -> bool:
+def _end_in_background(peers: list[ProcessPeer], lost: list[BaseProcess]) -> bool:
     """End workers in a background thread; return whether one could be started."""
     if sys.is_finalizing():  # a new thread would never run
         return False
@@ -386,7 +343,7 @@ def _end_in_background(peers: list[Peer], lost: list[BaseProcess]) -> bool:
     return True
 
 
-def _end(ended: threading.Lock, peers: list[Peer], lost: list[BaseProcess]) -> None:
+def _end(ended: threading.Lock, peers: list[ProcessPeer], lost: list[BaseProcess]) -> None:
     try:
         end_workers(peers, lost)
     finally:
@@ -403,14 +360,6 @@ def let_workers_end(limit_s: float = _LAST_MOMENT_S) -> None:
     for ended in list(_endings):
         if ended.acquire(timeout=max(0.0, deadline - time.monotonic())):
             ended.release()
-
-
-def _load(peer: Peer) -> tuple[bool, bool, int]:
-    return peer.load
-
-
-def _number(future: Assigned) -> int:
-    return future.number
 
 
 def _payload_of(work: Work) -> Payload | None:
@@ -439,6 +388,7 @@ def _worker_main(
         ring = Ring(descriptors)
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")
+        write_when_asked()
         server = Server(work, worker_id, workers, ring, where)
         end.sendall(EMPTY_FRAME)  # up
         serve(end, ring, server, lambda: os.getppid() == rank)

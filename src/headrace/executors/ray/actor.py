@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.errors import note
 from headrace.executors.future import Failure
 from headrace.executors.link.serving import Server, serve
+from headrace.executors.link.stacks import write_when_asked
 from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
@@ -199,6 +200,7 @@ class Actor:
 
     def serve(self) -> None:
         """Answer tasks over the socket until the rank closes it."""
+        write_when_asked()
         assert self._server is not None
         assert self._ring is not None
         with suppress(BrokenPipeError, ConnectionResetError):

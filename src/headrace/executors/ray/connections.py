@@ -19,13 +19,15 @@ class Connections:
         events: The pool's events. A new event ends a wait, too.
         shared_memory: Whether there is a listener, to which workers on the rank's own host connect in order to send
             batches in shared memory. Without it Ray carries all batches.
+        set_up: Called with each worker whose sockets are connected.
 
     Attributes:
         address: The listener's name; "" if there is none.
         pin: Called with each slot that is mapped, if it is not None.
     """
 
-    def __init__(self, events: EventQueue, shared_memory: bool) -> None:
+    def __init__(self, events: EventQueue, shared_memory: bool, set_up: Callable[[RayPeer], None]) -> None:
+        self._set_up = set_up
         self._listener = Listener(shared_memory)
         self.address = self._listener.address
         self.pin: Callable[[Mapping], None] | None = None
@@ -57,7 +59,7 @@ class Connections:
             peer.wire.loans.pin = self.pin
             self._selector.register(peer.wire.end, selectors.EVENT_READ, peer)
             self._wires.append(peer.wire)
-            peer.up = True
+            self._set_up(peer)
 
     def disconnect(self, peer: RayPeer) -> None:
         """Close the sockets to a worker."""

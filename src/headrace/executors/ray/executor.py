@@ -47,6 +47,7 @@ class RayExecutor(Executor):
 
     by_number = True
     local = False
+    resizes = True
     ignores = ("multiprocessing_context",)
 
     address: str | None = None

@@ -22,9 +22,8 @@ def actor_class() -> type:
             # Imports make many objects that stay. The garbage collector would visit them again and again, and take a
             # fifth of the time. `set_up` enables it.
             gc.disable()
-            with suppress(
-                Exception
-            ):  # an actor that ended would only be replaced; the arguments of `set_up` raise it again
+            # An actor that ended would only be replaced. The arguments of `set_up` raise the error again.
+            with suppress(Exception):
                 self._worker: Any = importlib.import_module("headrace.executors.ray.actor").Actor()
             gc.freeze()
 

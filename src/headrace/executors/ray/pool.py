@@ -1,18 +1,19 @@
 """The rank's pool of Ray actors: starting, connecting, losing and replacing workers, and receiving their answers."""
 
 import os
+import platform
 import selectors
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
-from headrace.errors import ClusterUnavailable, WorkerDied, note, throw, throw_new
-from headrace.executors.base import Pool, name_task
-from headrace.executors.future import Future
-from headrace.executors.link.wire import MOST_DEATHS, MOST_FALSE_STARTS, no_answer
+from headrace.errors import ClusterUnavailable, WorkerDied, note
+from headrace.executors.dispatch.pool import CHECK_WORKERS_S, DispatchedPool
+from headrace.executors.link.stacks import stacks_of
+from headrace.executors.link.wire import no_answer
 from headrace.executors.ray.actor import Setup, by_value_pickler, pickled, versions
 from headrace.executors.ray.cluster import (
     LEFT,
@@ -24,7 +25,6 @@ from headrace.executors.ray.cluster import (
     starts_at_once,
 )
 from headrace.executors.ray.connections import Connections
-from headrace.executors.ray.dispatch import Dispatcher, hedge
 from headrace.executors.ray.events import CopiedSlots, Copier, Event, EventQueue
 from headrace.executors.ray.idle import IDLE_ACTORS
 from headrace.executors.ray.peer import RayFuture, RayPeer, describe_end
@@ -33,15 +33,6 @@ from headrace.system.interrupts import InterruptsHeld
 from headrace.types import Task
 from headrace.worker.work import Work
 
-_CHECK_OVERDUE_S = 0.05
-"""The time between two checks of a waiting rank for overdue batches, in seconds."""
-
-_CHECK_WORKERS_S = 1.0
-"""The time between two checks of a waiting rank of its workers and the cluster's head, in seconds."""
-
-_GIVEN_UP_S = 10.0
-"""A suspect worker is replaced after this time without an answer, in seconds, if others have finished its tasks."""
-
 _WARN_OF_FEW_S = 10.0
 """The time after which a warning tells that not all workers have come up, in seconds."""
 
@@ -49,7 +40,7 @@ _PICKLING_S = 30.0
 """How long new actors wait for the pickled work, in seconds. They end if it cannot be pickled."""
 
 
-class RayPool(Pool):
+class RayPool(DispatchedPool[RayPeer]):
     """The running actors of one rank.
 
     Args:
@@ -60,27 +51,22 @@ class RayPool(Pool):
     """
 
     def __init__(self, ray: Any, work: Work, workers: int, settings: Settings) -> None:
-        self.work = work
-        self.workers = workers
+        super().__init__(work, workers, deals_all=False, hedges=settings.hedge)
         self._ray = ray
         self._settings = settings
-        self._owner = os.getpid()
         self._pickler = by_value_pickler()
         # Ray's exceptions for a call to an actor that has ended, and for a lost result.
         of = ray.exceptions
         self._death_errors = (of.RayActorError, of.OutOfMemoryError, of.NodeDiedError, of.WorkerCrashedError)
         self._loss_errors = (of.ObjectLostError, of.GetTimeoutError)
-        self._raise_final: Callable[[], NoReturn] | None = None
-        self._dispatcher = Dispatcher(work.repeatable)
-        self._submitted = self._started_actors = 0
-        self._started_s = self._checked_s = time.monotonic()
+        self._started_actors = 0
+        self._started_s = self._observed_s = time.monotonic()
         self._few_warned = False
-        self._peers: list[RayPeer] = []
         self._buffers = BufferPool(spare=2 * workers)
         keep_freed_memory()
         self._events = EventQueue()
         self._copier = Copier(ray, self._events, self._buffers)
-        self._connections = Connections(self._events, settings.shared_memory)
+        self._connections = Connections(self._events, settings.shared_memory, self._dispatcher.set_up)
         try:
             self._head = Head(ray)
             self._at_once = starts_at_once(ray)
@@ -96,13 +82,13 @@ class RayPool(Pool):
         while len(self._peers) < self.workers and not self.broken:
             if sum(not (peer.up or peer.used) for peer in self._peers) >= self._at_once:
                 break
-            self._peers.append(self._start_actor(len(self._peers)))
+            self._peers.append(self._start(len(self._peers), 0, None))
 
-    def _start_actor(self, worker: int, false_starts: int = 0) -> RayPeer:
+    def _start(self, worker: int, false_starts: int, patience_s: float | None) -> RayPeer:
         """Start an actor, or take an idle one, and set it up as a worker."""
         actor, used = IDLE_ACTORS.take_or_start(self._ray, self._settings.options)
         self._started_actors += 1
-        peer = RayPeer(worker, self._started_actors, actor, used, false_starts, self._dispatcher.ages)
+        peer = RayPeer(worker, self._started_actors, actor, used, self._dispatcher, false_starts, patience_s)
         try:
             self._set_up(peer, self._connections.address)
         except BaseException:
@@ -136,56 +122,37 @@ class RayPool(Pool):
             if isinstance(event.error, self._death_errors):
                 self._lose(peer, event.error)
             else:
-                self._give_up(partial(throw, event.error))
+                self._give_up(partial(_same, event.error))
             return
         peer.setup_result = event.outcome
+        peer.host = event.outcome.host
         if peer.setup_result.versions != versions():
             there, here = (", ".join(map(" ".join, one.items())) for one in (peer.setup_result.versions, versions()))
             text = f"{peer} runs {there}, and the rank {here}: neither code nor bits would be the same"
-            self._give_up(partial(throw_new, ClusterUnavailable, f"{text}. Install the same on all nodes."))
+            self._give_up(partial(ClusterUnavailable, f"{text}. Install the same on all nodes."))
         elif peer.setup_result.failure is not None:
-            self._give_up(peer.setup_result.failure.reraise)
+            self._give_up(peer.setup_result.failure.error)
         elif peer.setup_result.connected:
             peer.call = peer.actor.serve.remote()
             self._events.watch(peer.call, (peer, "served"))
             self._connections.connect(peer)
         else:
             self._connections.disconnect(peer)
-            peer.up = True
+            self._dispatcher.set_up(peer)
 
-    def _lose(self, peer: RayPeer, error: BaseException | None, at_fault: bool = True) -> None:
-        """Queue the tasks of a lost worker again, and start another actor in its place.
+    def _lose(
+        self, peer: RayPeer, cause: BaseException | None = None, at_fault: bool = True, starting: int = 1
+    ) -> None:
+        if self._is_current(peer) and not self._head.joined():
+            self._end(peer)
+            self._give_up(partial(ClusterUnavailable, LEFT))
+            return
+        super()._lose(peer, cause, at_fault)
 
-        Args:
-            peer: The worker.
-            error: Ray's exception about its end.
-            at_fault: Whether its present task may have ended it.
-        """
-        if not self._is_current(peer):
-            return
-        self._connections.disconnect(peer)
-        IDLE_ACTORS.end(self._head.job, peer.actor)
-        false_starts = 0 if peer.up else peer.false_starts + (not peer.used)
-        owed = [one for one in peer.unanswered if not one.done()]
-        gone = peer.up and not self.work.repeatable
-        if not self._head.joined():
-            self._give_up(partial(throw_new, ClusterUnavailable, LEFT))
-            return
-        if self.broken or gone or false_starts == MOST_FALSE_STARTS:
-            self._give_up(partial(throw_new, WorkerDied, describe_end(peer, false_starts), error))
-            return
-        if peer.up and owed and at_fault and owed[0] is peer.unanswered[0]:
-            owed[0].deaths += 1
-        for future in sorted(owed, key=lambda one: one.number, reverse=True):
-            future.holders.remove(peer)
-            if future.deaths == MOST_DEATHS:
-                death = WorkerDied(describe_end(peer, 0))
-                note(death, f"{name_task(self.work, future.task)} ended {future.deaths} workers")
-                death.__cause__ = error
-                future.fail(death)
-            elif not future.holders:
-                self._dispatcher.requeue(future)
-        peer.lost, peer.up, peer.false_starts = True, False, false_starts
+    def _may_replace(self, peer: RayPeer) -> bool:
+        return self.work.repeatable or not peer.up
+
+    def _replace(self, peer: RayPeer) -> None:
         if sum(one.lost for one in self._peers) == 1:  # if several are lost, the head is checked first
             self._replace_lost()
 
@@ -193,22 +160,29 @@ class RayPool(Pool):
         """Start actors in place of lost workers if the head answers; otherwise Ray would wait, and end this process."""
         lost = [peer for peer in self._peers if peer.lost]
         for peer in lost if lost and self._head.answers() else ():
-            self._peers[peer.worker] = self._start_actor(peer.worker, peer.false_starts)
-            self.note_restart()
+            super()._replace(peer)
 
-    def _is_current(self, peer: RayPeer) -> bool:
-        return self._peers[peer.worker] is peer and not peer.lost
-
-    def _give_up(self, raise_final: Callable[[], NoReturn]) -> None:
-        """Stop all work: all tasks, also later ones, call `raise_final`, which raises the error."""
-        self.breaks()
-        self._raise_final = self._raise_final or raise_final
-        for future in [*self._dispatcher.queued(), *(one for peer in self._peers for one in peer.unanswered)]:
-            if not future.done():
-                future.resolve_later(self._raise_final)
-        self._dispatcher.queue.clear()
-        for peer in self._peers:  # Ray may hold the error, and its traceback this pool, for a long time
+    def _end(self, peer: RayPeer) -> None:
+        """Disconnect a worker, and end its actor, unless another pool may use it."""
+        self._connections.disconnect(peer)
+        if peer.leaving and peer.up and not peer.unanswered:
+            self._keep(peer)
+        else:
             IDLE_ACTORS.end(self._head.job, peer.actor)
+
+    def _keep(self, peer: RayPeer) -> None:
+        given = self._settings
+        IDLE_ACTORS.keep(self._head.job, given.options, peer.actor, peer.call, not peer.up, given.idle_s)
+
+    def _death(self, peer: RayPeer, false_starts: int, cause: BaseException | None) -> BaseException:
+        error = WorkerDied(describe_end(peer, false_starts))
+        error.__cause__ = cause
+        return error
+
+    def _give_up(self, make_error: Callable[[], BaseException], peer: RayPeer | None = None) -> None:
+        super()._give_up(make_error, peer)
+        for one in self._peers:  # Ray may hold the error, and its traceback this pool, for a long time
+            IDLE_ACTORS.end(self._head.job, one.actor)
 
     def pin_slots(self, pin: Callable[[Mapping], None]) -> None:
         """Pin the slots of workers on this machine, and the buffers for batches of others."""
@@ -221,35 +195,15 @@ class RayPool(Pool):
 
     # Tasks.
 
-    def submit(self, task: Task, worker: int | None = None) -> Future:
-        """Queue a task for the next worker with credit."""
-        self._check_owner()
-        future = RayFuture(task, self._submitted, self._pickler, self.work, worker)
-        self._submitted += 1
-        if self._raise_final is not None:
-            future.resolve_later(self._raise_final)
+    def _new_future(self, task: Task, number: int, worker: int | None) -> RayFuture:
+        return RayFuture(task, number, self._pickler, self.work, worker)
+
+    def _transmit(self, peer: RayPeer, futures: Sequence[RayFuture]) -> None:
+        if peer.wire is None:
+            calls = peer.send_call(futures)
+            self._events.watch(calls[0], (peer, "answered", futures, calls))
         else:
-            self._dispatcher.add(future)
-            if self._dispatcher.ready:
-                self._deal()
-        return future
-
-    def _deal(self) -> None:
-        """Assign queued tasks to workers with credit, and send them."""
-        peers = [peer for peer in self._peers if peer.up]
-        self._dispatcher.deal(peers)
-        self._send(peers)
-
-    def _send(self, peers: Sequence[RayPeer]) -> None:
-        """Send workers their unsent tasks: several in a message where they are short and their batches small."""
-        for peer in peers:
-            while peer.unsent:
-                some = peer.next_bundle()
-                if peer.wire is None:
-                    calls = peer.send_call(some)
-                    self._events.watch(calls[0], (peer, "answered", some, calls))
-                    continue
-                self._connections.send(peer, peer.wire, some)
+            self._connections.send(peer, peer.wire, futures)
 
     def _handle_answers(self, peer: RayPeer, event: Event) -> None:
         """Receive answers through Ray, or the copied memory of their slots."""
@@ -270,7 +224,7 @@ class RayPool(Pool):
             return
         copied = CopiedSlots(iter(memories))
         for future, message in zip(futures, messages, strict=True):
-            peer.complete(future, future.done())
+            self._dispatcher.answered(future, peer, future.done())
             future.land_from_store(message, copied, received_s / len(futures))
 
     def _handle_failed_call(self, peer: RayPeer, futures: Sequence[RayFuture], error: BaseException) -> None:
@@ -280,7 +234,7 @@ class RayPool(Pool):
             return
         lost = isinstance(error, self._loss_errors) and self.work.repeatable
         for future in reversed(futures):
-            if not peer.complete(future, future.done()) or future.done():
+            if not self._dispatcher.answered(future, peer, future.done()) or future.done():
                 continue
             if not lost:
                 resources = self._describe_resources("object_store_memory")
@@ -291,38 +245,8 @@ class RayPool(Pool):
 
     # Waiting.
 
-    def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
-        """Wait until one of the futures is done; meanwhile, deal tasks and check the workers."""
-        self._check_owner()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._dispatcher.ready or time.monotonic() - self._checked_s > _CHECK_WORKERS_S:
-            self._pump(0)  # also if a future is done already
-        while not any(future.done() for future in futures):
-            if self._dispatcher.queue and self._dispatcher.has_idle_worker(self._peers):
-                with InterruptsHeld():
-                    self._deal()
-            if timeout_s is not None and not any(peer.up for peer in self._peers):
-                deadline = time.monotonic() + timeout_s  # starting workers has its own time limit
-            left = _CHECK_OVERDUE_S if deadline is None else min(deadline - time.monotonic(), _CHECK_OVERDUE_S)
-            if left <= 0:
-                return False
-            self._pump(left)
-            if self._settings.hedge and self.work.repeatable:
-                overdue = self._dispatcher.overdue(futures)
-                if overdue is not None:
-                    with InterruptsHeld():
-                        hedge(overdue, self._peers)
-                        self._send(self._peers)
-        return True
-
-    def poll(self) -> None:
-        """Receive what has come from the workers, without waiting."""
-        if self._peers:
-            self._pump(0)
-
-    def _pump(self, timeout_s: float) -> None:
-        """Wait for events, handle them, and deal tasks."""
-        ready = self._connections.wait(self._peers, timeout_s)
+    def _pump(self, timeout_s: float) -> bool:
+        ready = self._connections.wait(self._everyone(), timeout_s)
         with InterruptsHeld():
             for source, flags in ready:
                 if isinstance(source, RayPeer):
@@ -337,8 +261,7 @@ class RayPool(Pool):
                 self._deal()
             if ready and len(self._peers) < self.workers:
                 self._start_more()
-            if time.monotonic() - self._checked_s > _CHECK_WORKERS_S:
-                self._check_workers()
+        return bool(ready)
 
     def _handle_socket(self, peer: RayPeer, flags: int) -> None:
         """Send to a worker and receive from it, as far as its socket is ready."""
@@ -350,55 +273,47 @@ class RayPool(Pool):
             if why and self.work.repeatable:
                 warnings.warn(f"{why}. It is replaced, and its tasks are computed again.", stacklevel=8)
 
-    def _check_workers(self) -> None:
-        """Check for workers that do not come up or do not answer, and for a lost head: none of them causes events."""
+    def _look_after(self) -> None:
+        """Check for workers that do not come up, and for a lost head: neither causes events."""
+        with InterruptsHeld():
+            self._check_cluster()
+
+    def _check_cluster(self) -> None:
         now_s = time.monotonic()
         # No worker could connect while the rank did something else: that time does not count.
-        self._started_s += max(0.0, now_s - self._checked_s - 2 * _CHECK_WORKERS_S)
-        self._checked_s = now_s
+        self._started_s += max(0.0, now_s - self._observed_s - 2 * CHECK_WORKERS_S)
+        self._observed_s = now_s
         if not self._head.joined():
-            self._give_up(partial(throw_new, ClusterUnavailable, LEFT))
+            self._give_up(partial(ClusterUnavailable, LEFT))
             return
         up = [peer for peer in self._peers if peer.up]
         waited_s = now_s - self._started_s
         late = waited_s > self._settings.start_timeout_s and self._dispatcher.queue
         if late and (not up or (len(up) < self.workers and not self.work.repeatable)):
             text = none_started(len(up), self.workers, self._settings.start_timeout_s, self._describe_resources())
-            self._give_up(partial(throw_new, ClusterUnavailable, text))
+            self._give_up(partial(ClusterUnavailable, text))
         elif up and len(up) < self.workers and waited_s > _WARN_OF_FEW_S and not self._few_warned:
             self._few_warned = True
             warnings.warn(few_started(len(up), self.workers, self._describe_resources()), stacklevel=7)
         if up:
             self._started_s = now_s if len(up) == self.workers else self._started_s
-        for peer in up:
-            # A task that no other worker has finished may just take long.
-            if peer.suspect and all(one.done() for one in peer.unanswered) and now_s - peer.last_answer_s > _GIVEN_UP_S:
-                self._lose(peer, None, at_fault=False)
         if waited_s > _WARN_OF_FEW_S:
             self._at_once = self.workers  # some may never come up, as on a node that hangs
         if self._head.lost():
-            self._give_up(partial(throw_new, ClusterUnavailable, self._head.loss_message))
+            self._give_up(partial(ClusterUnavailable, self._head.loss_message))
         else:
             self._replace_lost()
             self._start_more()
 
+    def _stacks(self, peers: Sequence[RayPeer]) -> Sequence[str]:
+        """Return what workers on this machine are doing; those on others do not tell."""
+        here = [one for one in peers if one.setup_result is not None and one.host == platform.node()]
+        found = [(str(peer), stacks_of(peer.setup_result.pid)) for peer in here if peer.setup_result is not None]
+        return [f"{who}:\n{text}" for who, text in found if text]
+
     def _describe_resources(self, *more: str) -> str:
         needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
         return describe_resources(self._ray, self._head, needs | dict.fromkeys(more, 0.0))
-
-    def describe(self, window: Sequence[Future]) -> str:
-        """Name the workers of the batch that the reader waits for."""
-        late = next(future for future in window if not future.done())
-        up = sum(peer.up for peer in self._peers)
-        who = "no worker has taken the first of them yet"
-        if isinstance(late, RayFuture) and late.holders:
-            who = "; ".join(f"{peer} has {peer.name_tasks(self.work)}" for peer in late.holders)
-        return f"{who}; {up} of {self.workers} workers are up; {super().describe(window)}"
-
-    @property
-    def owed(self) -> int:
-        """The number of tasks without an answer."""
-        return len(self._dispatcher.queued()) + sum(len(peer.unanswered) for peer in self._peers)
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -411,19 +326,20 @@ class RayPool(Pool):
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers
             return
         with InterruptsHeld():
-            peers, self._peers = self._peers, []
-            self._dispatcher.queue.clear()
-            for peer in peers:
+            for peer in self._forget_all():
                 self._connections.disconnect(peer)
-                peer.unanswered.clear()
+                peer.drop_tasks()
                 if sys.is_finalizing():
                     continue
                 if self._settings.idle_s and not (peer.suspect or peer.lost or self.broken):
-                    given = self._settings
-                    IDLE_ACTORS.keep(self._head.job, given.options, peer.actor, peer.call, not peer.up, given.idle_s)
+                    self._keep(peer)
                 else:
                     IDLE_ACTORS.end(self._head.job, peer.actor)
             self._connections.close()
             self._events.close()
             self._copier.close()
             self._payload = None
+
+
+def _same(error: BaseException) -> BaseException:
+    return error

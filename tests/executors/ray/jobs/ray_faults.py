@@ -110,7 +110,7 @@ def family_of(node: Any) -> list[psutil.Process]:
 
 def wait_for_workers(reader: Any) -> None:
     """Wait until all have come up, which takes longer than an epoch."""
-    while not all(peer.up for peer in reader._pool._peers):
+    while sum(peer.up for peer in reader._pool._peers) < reader._pool.workers:
         reader._pool.wait([first_undone(reader)], 0.05)
 
 
