@@ -193,7 +193,7 @@ def processes_of(reader: Any) -> list[int]:
 
 
 def processes_up_of(reader: Any) -> list[int]:
-    """Those of them that are up: ten in a row that die before would end the pool, and spawned ones take long to start."""
+    """Those of them that are up: ten in a row that die before that end the pool, and spawned ones start slowly."""
     pool = getattr(reader, "_pool", None)
     return [peer.process.pid for peer in list(pool._peers) if peer.up] if pool is not None else []
 
