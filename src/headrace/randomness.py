@@ -14,7 +14,7 @@ import numpy.random  # numpy imports it late; each forked worker would do that a
 import torch
 from torch.utils.data._utils.worker import _generate_state
 
-from headrace.plan.keys import Key, key
+from headrace.plan.keys import Key, Words, key
 from headrace.system.interrupts import InterruptsHeld
 
 
@@ -208,13 +208,13 @@ class Keys(NamedTuple):
         seed: The seed.
         epoch: The epoch.
         numbers: The number of each sample.
-        words: The words that seed the global generators before each sample, if they are computed already.
+        words: The words that seed the global generators before each sample, shape (n, 3), if they are computed already.
     """
 
     seed: int
     epoch: int
     numbers: Sequence[int]
-    words: Sequence[Sequence[int]] = ()
+    words: Words | None = None
 
 
 COLLATION = -1

@@ -82,6 +82,47 @@ def test_no_more_kinds_are_remembered_than_there_is_room_for() -> None:
         assert 0 < len(pickling._plain_kinds) <= pickling._MOST_PLAIN
 
 
+@pytest.mark.parametrize("container", [list, tuple, lambda values: dict(zip("ab", values, strict=True))])
+def test_containers_of_plain_tensors(container: Any) -> None:
+    """The streams of such containers are cached, too."""
+    image, label = torch.rand(3, 4), torch.arange(3)
+    shared = torch.arange(4.0)
+    for values in (
+        [image, label],
+        [label, image],
+        [label, image.clone().requires_grad_()],
+        [label, image.t()],
+        [image, image],
+        [shared[:3], shared[1:]],
+        [torch.empty(0), label],
+        [label, image.to(torch.bfloat16)],
+        [label, "text"],
+    ):
+        value = container(values)
+        for _ in range(2):
+            copy = through(value)
+            assert type(copy) is type(value)
+            assert list(copy) == list(value) if isinstance(value, dict) else len(copy) == len(value)
+            left, right = copy.values() if isinstance(value, dict) else copy
+            for before, after in zip(values, (left, right), strict=True):
+                if isinstance(before, str):
+                    assert after == before
+                    continue
+                assert (after.dtype, after.requires_grad) == (before.dtype, before.requires_grad)
+                assert torch.equal(after, before)
+            if values[0] is image and values[1] is image:
+                assert left is right
+            elif values[0].data_ptr() == shared.data_ptr():
+                left[1] = 7.0
+                assert right[0] == 7.0
+
+
+def test_containers_whose_names_are_equal_but_not_the_same() -> None:
+    for names in ((1, 2), (True, 2), (1.0, 2), ("1", "2")):
+        copy = through({name: torch.ones(2) for name in names})
+        assert [(type(name), name) for name in copy] == [(type(name), name) for name in names]
+
+
 def test_strides_gradients_and_views() -> None:
     turned = torch.arange(12.0).reshape(3, 4).t()
     assert through(turned).stride() == turned.stride()

@@ -8,13 +8,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from headrace import DataLoader
 from headrace.errors import SlotTooLarge
@@ -161,6 +162,55 @@ def test_default_collation_writes_in_place(line: Line) -> None:
     message = line.writer.write(batch)
     batch["x"].fill_(9)  # after it was written: only a copy would not show it
     assert (decode(lift([bytearray(part) for part in message], line.loans))["x"] == 9).all()
+
+
+class Whole(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [1, -2],
+        [2**63 - 1, -(2**63)],
+        [1.5, 2.0],
+        [float("nan"), 1e300],
+        [1, 2.5],
+        [2.5, 1],
+        [True, False],
+        [True, 2],
+        [2, True],
+        [Whole(3), 4],
+        [1, np.int32(3)],
+        [np.float64(1.5), 2.5],
+        [np.float32(1.5), np.float32(2)],
+        [1, torch.tensor(3)],
+        [2**63, 1],
+        [1.5, "text"],
+        [1, None],
+        [torch.ones(2), torch.ones(2, dtype=torch.float64)],
+        [torch.ones(2, dtype=torch.uint8), torch.ones(2)],
+        [torch.ones(2, requires_grad=True), torch.ones(2)],
+        [torch.ones(2), torch.ones(2, requires_grad=True)],
+        [torch.ones(2), torch.ones(3)],
+        [torch.ones(2), None],
+        [torch.ones(2), 3],
+        [(1, torch.ones(2)), (2, torch.zeros(2))],
+        [(1, torch.ones(2)), (2,)],
+        [{"a": 1, "b": 2.5}, {"a": 3, "b": 4.5}],
+    ],
+    ids=repr,
+)
+def test_default_collation_is_torch_s(line: Line, samples: list[Any]) -> None:
+    assert outcome(line.collate, samples) == outcome(default_collate, samples)
+
+
+def outcome(collate: Callable[[Any], Any], samples: list[Any]) -> str:
+    try:
+        batch = collate(samples)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}, {error.__context__ is None}"
+    return f"{type(batch)} {getattr(batch, 'dtype', None)} {batch!r}"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from torch.utils.data import Dataset
 
 from headrace import DataLoader
 from headrace.plan import Plan, Shuffled
+from headrace.plan.keys import sample_seeds
 from headrace.randomness import seed_from_words
 from headrace.types import PlanTask
 from headrace.worker import seeding
-from headrace.worker.seeding import Seeder, numpy_state, python_state
+from headrace.worker.seeding import Seeder, numpy_state, python_state, torch_state
 from headrace.worker.work import Work
 from headrace.worker.worker import Worker
 
@@ -31,6 +32,18 @@ def in_turn(at: int) -> float:
     return (random.random, np.random.rand, lambda: torch.rand(()).item(), float)[at % 4]()
 
 
+def decided(at: int) -> float:
+    """Draw from generators that depend on what the first has given."""
+    first = torch.rand(()).item()
+    second = float(np.random.rand()) if first < 0.25 else random.random()
+    return second + (float(np.random.rand()) if second > 0.5 else 0.0)
+
+
+def own_torch_seed(at: int) -> float:
+    torch.manual_seed(at)
+    return torch.rand(()).item()
+
+
 def own_seed(at: int) -> float:
     random.seed(at)
     return random.random()
@@ -42,6 +55,11 @@ DRAWS: dict[str, Draw] = {
     "random": lambda at: random.random(),
     "numpy": lambda at: float(np.random.rand()),
     "both": lambda at: random.random() + float(np.random.rand()),
+    "torch late": late(lambda at: torch.rand(()).item()),
+    "pairs of torch's normal numbers late": late(lambda at: torch.randn(()).item()),
+    "all of torch's words at once, late": late(lambda at: torch.rand(624).sum().item()),
+    "torch's last seed": lambda at: float(torch.initial_seed() % 2**52),
+    "one decides about another late": late(lambda at: decided(at)),
     "in turn": in_turn,
     "random late": late(lambda at: random.random()),
     "numpy late": late(lambda at: float(np.random.rand())),
@@ -51,6 +69,7 @@ DRAWS: dict[str, Draw] = {
     "all words at once, late": late(lambda at: float(sum(np.random.bytes(4 * 624)))),
     "a seed of its own": own_seed,
     "a seed of its own late": late(own_seed),
+    "a seed of its own for torch late": late(own_torch_seed),
 }
 
 
@@ -90,8 +109,8 @@ def always(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return switch
 
 
-def read(dataset: Any, **options: Any) -> list[Any]:
-    loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, seed=3, collate_fn=noisy, **options)
+def read(dataset: Any, collate_fn: Callable[[list[Any]], Any] = list, **options: Any) -> list[Any]:
+    loader = DataLoader(dataset, BATCH_SIZE, shuffle=True, seed=3, collate_fn=collate_fn, **options)
     return [batch for _ in range(2) for batch in loader]
 
 
@@ -99,14 +118,15 @@ def noisy(samples: list[Any]) -> Any:
     return samples, torch.rand(()).item()
 
 
+@pytest.mark.parametrize("collate_fn", [noisy, list])
 @pytest.mark.parametrize("kind", [Drawing, InBulk, ReadMany])
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
 def test_batches_are_those_of_generators_that_are_always_seeded(
-    draw: Draw, kind: type[Drawing], always: Callable[[], None]
+    draw: Draw, kind: type[Drawing], collate_fn: Callable[[list[Any]], Any], always: Callable[[], None]
 ) -> None:
-    found = read(kind(draw))
+    found = read(kind(draw), collate_fn)
     always()
-    assert found == read(kind(draw))
+    assert found == read(kind(draw), collate_fn)
 
 
 @pytest.mark.slow
@@ -159,14 +179,34 @@ def worker_of(draw: Draw, **options: Any) -> tuple[Worker, Drawing]:
     return Worker(Work(dataset, list, True, plan=Plan(Shuffled(), N, BATCH_SIZE, seed=3), **options)), dataset
 
 
-def test_what_is_not_drawn_from_is_seeded_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_drawn_from_is_not_seeded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     worker, _ = worker_of(DRAWS["torch"])
     per_batch = BATCH_SIZE + 1  # the samples and the collation
     run(worker, 0)
     assert watch.taken() == (per_batch, per_batch)
     run(worker, 1)
-    assert watch.taken() == (1, 1)
+    assert watch.taken() == (0, 0)
+
+
+def test_torch_tells_the_seed_of_each_sample_though_its_state_is_not_computed() -> None:
+    told: list[int] = []
+    worker, _ = worker_of(lambda at: float(told.append(torch.initial_seed()) or 0.0))  # type: ignore[func-returns-value]
+    run(worker, 0)
+    state = seeding.torch_state()
+    run(worker, 1)
+    assert seeding.torch_state() == state
+    plan = Plan(Shuffled(), N, BATCH_SIZE, seed=3)
+    positions = [at for step in (0, 1) for at in plan.positions(0, step).tolist()]
+    assert told == [words[0] for words in sample_seeds(3, 0, positions)]
+
+
+def test_torch_is_always_seeded_where_its_state_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(Drawing(DRAWS["torch late"]))
+    monkeypatch.setattr(seeding, "_TORCH", None)
+    dataset = Drawing(DRAWS["torch late"])
+    assert read(dataset) == found
+    assert dataset.fetched == 2 * N, "nothing was computed again"
 
 
 def test_only_the_generator_that_was_moved_is_seeded_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +222,9 @@ def test_only_the_generator_that_was_moved_is_seeded_from_then_on(monkeypatch: p
     run(worker, at)
     assert dataset.fetched == before + 2 * BATCH_SIZE, "the batch is computed again"
     python, numpy = watch.taken()
-    assert (python, numpy) == (1, 1 + BATCH_SIZE + 1)
+    assert (python, numpy) == (0, BATCH_SIZE + 1)
     run(worker, (at + 1) % 6)
-    assert watch.taken() == (1, BATCH_SIZE + 1)
+    assert watch.taken() == (0, BATCH_SIZE + 1)
     assert dataset.fetched == before + 3 * BATCH_SIZE
 
 
@@ -249,17 +289,18 @@ def test_workers_that_share_generators_always_seed(monkeypatch: pytest.MonkeyPat
     ("state", "moves"),
     [
         (python_state, [random.random, lambda: random.getrandbits(1), lambda: random.seed(1)]),
+        (torch_state, [lambda: torch.rand(()), lambda: torch.randn(()), lambda: torch.rand(624), torch.seed]),
         (numpy_state, [np.random.rand, lambda: np.random.bytes(4 * 624), lambda: np.random.seed(1)]),
     ],
-    ids=["random", "numpy"],
+    ids=["random", "torch", "numpy"],
 )
 @pytest.mark.parametrize("raw", [True, False])
 def test_every_draw_moves_the_state(
     state: Callable[[], Any], moves: list[Callable[[], Any]], raw: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not raw:  # as where the state's place in memory is not known
-        monkeypatch.setattr(seeding, "_PYTHON_ADDRESS", None)
-        monkeypatch.setattr(seeding, "_NUMPY_ADDRESS", None)
+        for name in ("_TORCH", "_PYTHON", "_NUMPY"):
+            monkeypatch.setattr(seeding, name, None)
     seed_from_words([1, 2, 3])
     for move in moves:
         before = state()
@@ -269,8 +310,7 @@ def test_every_draw_moves_the_state(
 
 
 def test_the_state_is_read_from_memory_here() -> None:
-    assert seeding._PYTHON_ADDRESS is not None
-    assert seeding._NUMPY_ADDRESS is not None
+    assert None not in (seeding._TORCH, seeding._PYTHON, seeding._NUMPY)
 
 
 def put_back(at: int) -> float:
@@ -282,6 +322,6 @@ def put_back(at: int) -> float:
 
 def test_a_draw_that_is_put_back_escapes() -> None:
     """The page says so, and `headrace verify` finds it."""
-    (first, *rest), (other, *_) = read(Drawing(put_back)), read(Drawing(put_back), num_workers=2)
+    (first, *rest), (other, *_) = read(Drawing(put_back), noisy), read(Drawing(put_back), noisy, num_workers=2)
     assert first == other, "the first batch of a worker is always seeded"
     assert len({drawn for batch, _ in rest[:5] for _, drawn in batch}) == 1, "from the second on all draw the same"

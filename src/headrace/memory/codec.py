@@ -3,9 +3,12 @@
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from headrace.errors import SlotTooLarge
@@ -30,6 +33,9 @@ _HEAD_OF_TWO = struct.Struct("<6q")
 
 _HEAD_ALONE = memoryview(struct.pack("<2q", -1, 0))
 """The head of a message without a slot, if the rank is to forget no slot."""
+
+
+_DTYPE = attrgetter("dtype")
 
 
 class SlotWriter:
@@ -183,21 +189,30 @@ def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:
             Otherwise dtypes are promoted and gradients kept, as in the caller's process, and under a plan everywhere.
     """
     from_torch = torch.utils.data._utils.collate
+    refusals = (TypeError,) if as_torch else (TypeError, RuntimeError)
 
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
         first = batch[0]
         if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
             return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-        if not as_torch and any(
-            type(one) is not torch.Tensor or one.dtype is not first.dtype or one.requires_grad for one in batch
-        ):
-            return torch.stack(batch, 0)
-        shape = (len(batch), *first.shape)
-        out = writer.empty(shape, first.dtype)
-        try:
-            return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
-        except TypeError:  # not all of them are tensors: torch's function raises its own error
-            return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        if as_torch or (set(map(type, batch)) == {torch.Tensor} and len(set(map(_DTYPE, batch))) == 1):
+            shape = (len(batch), *first.shape)
+            out = writer.empty(shape, first.dtype) if first.is_cpu else None
+            with suppress(*refusals):  # not all are tensors, or one needs gradients: torch's functions know what to do
+                return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
+        return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map) if as_torch else torch.stack(batch, 0)
 
-    rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack}
+    rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack, int: _numbers, float: _numbers}
     return lambda batch: from_torch.collate(batch, collate_fn_map=rules)
+
+
+def _numbers(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+    """Collate Python's numbers as torch does, in less than half the time."""
+    kinds = set(map(type, batch))
+    with suppress(OverflowError):
+        for kind, dtype in ((int, np.int64), (float, np.float64)):
+            if kinds == {kind}:
+                return torch.as_tensor(np.array(batch, dtype))
+    rule = torch.utils.data._utils.collate.default_collate_fn_map[float if isinstance(batch[0], float) else int]
+    tensor: torch.Tensor = rule(batch, collate_fn_map=collate_fn_map)
+    return tensor

@@ -3,7 +3,7 @@
 import functools
 import pickle
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ _MOST_WORK = 10_000
 """How much numpy may compute, for each pair of tensors in a region, to check this (its `max_work`)."""
 
 _MOST_PLAIN = 64
-"""How many kinds of plain tensors are cached, with the streams that describe them."""
+"""How many kinds of batches of plain tensors are cached, with the streams that describe them."""
 
 _PLAIN_BYTES = 256
 """The length of the longest stream of a plain tensor, in bytes, except for very many dimensions."""
@@ -152,10 +152,9 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     Raises:
         Exception: Whatever pickle raises for a value that cannot be pickled.
     """
-    if kind is None and shared and type(value) is torch.Tensor:
-        memory = _plain_memory(value)
-        if memory is not None:
-            return [[_stream_of(value.dtype, value.shape, value.requires_grad)], [memory]]
+    plain = _dump_plain(value) if kind is None and shared else None
+    if plain is not None:
+        return plain
     if kind is None and _fallback is not None:
         try:
             return dump(value, shared, Pickler)
@@ -169,10 +168,45 @@ def dump(value: Any, shared: bool = True, kind: type[Pickler] | None = None) -> 
     return [stream, *([buffer.raw()] for buffer in buffers)]
 
 
+def _dump_plain(value: Any) -> list[Part] | None:
+    """Dump a plain tensor, or a list, tuple or dict of plain tensors, in a third of the time; None for other values."""
+    container: Any = type(value)
+    names: tuple[str, ...] = ()
+    if container is torch.Tensor:
+        tensors: Any = (value,)
+    elif container is list or container is tuple:
+        tensors = value
+    elif container is dict and set(map(type, value)) == {str}:
+        tensors, names = value.values(), tuple(value)
+    else:
+        return None
+    if set(map(type, tensors)) != {torch.Tensor}:
+        return None
+    parts: list[Part] = []
+    kinds, spans = [], []
+    for one in tensors:
+        memory = _plain_memory(one)
+        if memory is None:
+            return None
+        parts.append([memory])
+        kinds.append(_Plain(one.dtype, one.shape, one.requires_grad))
+        start = one.data_ptr()
+        spans.append((start, start + len(memory)))
+    if len(spans) > 1:
+        spans.sort()
+        if any(start < end for (_, end), (start, _) in pairwise(spans)):
+            return None
+    return [[_stream_of(container, names, tuple(kinds))], *parts]
+
+
 @functools.lru_cache(maxsize=_MOST_PLAIN)
-def _stream_of(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> bytes:
-    """Return what a `Pickler` writes for a plain tensor; it does not depend on the data."""
-    return pickle.dumps(_Plain(dtype, shape, requires_grad), 5, buffer_callback=list[pickle.PickleBuffer]().append)
+def _stream_of(container: Any, names: tuple[str, ...], kinds: "tuple[_Plain, ...]") -> bytes:
+    """Return what a `Pickler` writes for plain tensors; it does not depend on the data."""
+    if container is torch.Tensor:
+        (value,) = kinds
+    else:
+        value = container(zip(names, kinds, strict=True) if names else kinds)
+    return pickle.dumps(value, 5, buffer_callback=list[pickle.PickleBuffer]().append)
 
 
 class _Plain(NamedTuple):
@@ -228,7 +262,7 @@ def decode(parts: Sequence[Buffer]) -> Any:
     value = pickle.loads(stream, buffers=parts[1:])
     if len(_plain_kinds) < _MOST_PLAIN and type(value) is torch.Tensor and _is_memory(value):
         plain = _Plain(value.dtype, value.shape, value.requires_grad)
-        if stream == _stream_of(*plain):
+        if stream == _stream_of(torch.Tensor, (), (plain,)):
             _plain_kinds[stream] = plain
     return value
 

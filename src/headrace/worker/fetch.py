@@ -6,14 +6,16 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import thread_time
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, StackDataset, Subset
 
 from headrace.errors import note
-from headrace.plan.keys import sample_seeds
+from headrace.plan.keys import Words, sample_seeds, sample_words
 from headrace.randomness import Generators, KeyedGenerators, Keys, thread_randomness, wait_for_all
 from headrace.system.torch_threads import begin_with_torch_threads
 from headrace.telemetry.stages import DECODE, READ, StageClock
@@ -143,7 +145,7 @@ class Fetcher:
 
     def _bulk(self, indices: Any, keyed: KeyedGenerators, seeded: bool, step: int | None) -> Sequence[Any]:
         if seeded:
-            self._seeder.seed(_seeds(keyed.keys, 1)[0])
+            self._seeder.seed(_seed_of(keyed.keys, keyed.keys.numbers[0]))
         try:
             samples: Sequence[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
@@ -161,7 +163,7 @@ class Fetcher:
             return
         batch.raws = None
         if batch.seeded:
-            self._seeder.seed(_seeds(batch.keys, 1)[0])
+            self._seeder.seed(_seed_of(batch.keys, batch.keys.numbers[0]))
         try:
             batch.raws = batch.pair.read(batch.indices)
         except Exception as error:
@@ -185,16 +187,16 @@ class Fetcher:
     def _fill(self, batch: _Batch, places: Iterable[int], keyed: KeyedGenerators) -> None:
         """Fetch the samples at some places of a batch, and replace those that cannot be fetched."""
         keys, step, indices, samples = batch.keys, batch.step, batch.indices, batch.samples
-        seeds = _seeds(keys, len(indices)) if batch.seeded else None
+        seed, seeds = self._seeder.each(_words(keys, len(indices))) if batch.seeded else (None, [])
         source: Any = self._dataset
         items: Sequence[Any] = indices
         if batch.pair is not None and batch.raws is not None:
             source, items = _Lookup(batch.pair.decode), batch.raws
         elif batch.pair is not None:
-            source = _Lookup(lambda index: self._single(index, keyed, None if seeds is None else seeds[keyed.place]))
+            source = _Lookup(lambda index: self._single(index, keyed, seed and partial(seed, seeds[keyed.place])))
         for place in places:
-            if seeds is not None:
-                self._seeder.seed(seeds[place])
+            if seed is not None:
+                seed(seeds[place])
             keyed.place = place
             try:
                 samples[place] = source[items[place]]
@@ -210,14 +212,14 @@ class Fetcher:
                 position = keys.numbers[place]
                 batch.replaced[place] = Replaced(keys.epoch, step, position, index, substitute, _in_one_line(error))
 
-    def _single(self, index: Any, keyed: KeyedGenerators, seed: Sequence[int] | None) -> Any:
-        """Fetch one sample, whose seed has been set if there is one."""
+    def _single(self, index: Any, keyed: KeyedGenerators, seed: Callable[[], None] | None) -> Any:
+        """Fetch one sample; `seed` has been called for it, if it is not None."""
         if self._pair is None:
             return self._dataset[index]
         (raw,) = self._pair.read([index])
         keyed.restart()  # decoding has the same random numbers whether or not reading draws
         if seed is not None:
-            self._seeder.seed(seed)
+            seed()
         return self._pair.decode(raw)
 
     def _instead(self, error: Exception, keyed: KeyedGenerators, seeded: bool) -> tuple[int, Any] | None:
@@ -227,11 +229,11 @@ class Fetcher:
         position = keys.numbers[keyed.place]
         substitutes = self._substitutes(keys.epoch, position)
         # Substitutes have the random numbers of the position.
-        seed = _seeds(Keys(keys.seed, keys.epoch, [position]), 1)[0] if seeded else None
+        seed = partial(self._seeder.seed, _seed_of(keys, position)) if seeded else None
         for substitute in substitutes:
             keyed.restart()
             if seed is not None:
-                self._seeder.seed(seed)
+                seed()
             try:
                 return substitute, self._single(substitute, keyed, seed)
             except Exception as another:
@@ -332,8 +334,12 @@ def _in_one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {text}", _ERROR_CHARACTERS, placeholder=" ...")
 
 
-def _seeds(keys: Keys, count: int) -> Sequence[Sequence[int]]:
-    return keys.words or sample_seeds(keys.seed, keys.epoch, keys.numbers[:count])
+def _words(keys: Keys, count: int) -> Words:
+    return sample_words(keys.seed, keys.epoch, np.asarray(keys.numbers[:count])) if keys.words is None else keys.words
+
+
+def _seed_of(keys: Keys, number: int) -> Sequence[int]:
+    return sample_seeds(keys.seed, keys.epoch, [number])[0]
 
 
 def fetches_in_bulk(dataset: Any) -> bool:

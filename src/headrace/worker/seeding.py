@@ -1,14 +1,16 @@
 """Seeding the global generators for the samples of a worker, except those generators that its work does not use.
 
-Seeding Python's and numpy's generators takes four times as long as seeding torch's, and many datasets use neither. A
-generator is therefore left alone if a worker's first batch, for which all were seeded, drew nothing from it. If a later
-batch moves it, that batch is computed again, and the generator is seeded for each sample from then on. So the batches
-are the same bits, unless a draw leaves no trace: where code puts the state back after drawing.
+Seeding all three costs more than many a sample, and many datasets draw from none of them. A generator is therefore
+left alone if a worker's first batch, for which all were seeded, drew nothing from it. If a later batch moves it, that
+batch is computed again, and the generator is seeded for each sample from then on. So the batches are the same bits,
+unless a draw leaves no trace: where code puts the state back after drawing, or draws from a copy of it. Code may also
+ask torch for the last seed. That is set for each sample in any case, and only the state behind it is not computed.
 """
 
 import ctypes
 import pickle
 import random
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.plan.keys import Words
 from headrace.randomness import seed_from_words
 
 _STATE_BYTES = 4 * 625
 """The size of the state of a Mersenne Twister: 624 words, and the place among them."""
+
+_TORCH_STATE_BYTES = _STATE_BYTES + 8
+"""The size of torch's: how many words are left, whether it is seeded, the place, and 624 words."""
+
+_TORCH_HEAD_BYTES = 256
+"""Where, from the beginning of a generator of torch's, the seed is looked for."""
+
+_UNUSED_SEED = 0x9B3D_62E1
+"""The seed of generators that are not used. Users' code does not have this number, so its own seeds move the state."""
 
 
 class Seeder:
@@ -27,14 +39,36 @@ class Seeder:
 
     Args:
         shared: Whether other workers use the generators of the same process. Then all are always seeded.
-
-    Attributes:
-        seed: Seeds from three words, of 64, 64 and 32 bits for torch, random and numpy.
     """
 
     def __init__(self, shared: bool = False) -> None:
-        self._watched = () if shared else (_Watched(random.seed, python_state), _Watched(np.random.seed, numpy_state))
-        self.seed: Callable[[Sequence[int]], None] = seed_from_words if shared else self._seed_each
+        self._watched: tuple[_Watched, ...] = ()
+        if not shared:
+            self._watched = (
+                _Watched(torch.default_generator.manual_seed, torch_state, _set_torch_seed),
+                _Watched(random.seed, python_state),
+                _Watched(np.random.seed, numpy_state),
+            )
+            if _TORCH is None:
+                self._watched[0].decide(used=True)
+
+    def seed(self, words: Sequence[int]) -> None:
+        """Seed from three words, of 64, 64 and 32 bits for torch, random and numpy."""
+        if self._watched:
+            for one, word in zip(self._watched, words, strict=True):
+                one.seed(word)
+        else:
+            seed_from_words(words)
+
+    def each(self, words: Words) -> tuple[Callable[[Any], None], list[Any]]:
+        """Return a function that seeds for one sample, and its argument for each sample of a batch.
+
+        Args:
+            words: The words of the samples, shape (n, 3).
+        """
+        if self._watched and not any(one.used in (None, True) for one in self._watched[1:]):
+            return self._watched[0].seed, words[:, 0].tolist()
+        return self.seed, words.tolist()
 
     def begin(self) -> None:
         """Begin a batch."""
@@ -48,18 +82,7 @@ class Seeder:
             failed: Whether it ended in an exception. Then it does not show what a whole batch draws from.
         """
         moved = [one.end(failed) for one in self._watched]
-        used = {one.used for one in self._watched}
-        self.seed = seed_from_words if used <= {True} else _seed_torch if used == {False} else self._seed_each
         return any(moved)
-
-    def _seed_each(self, words: Sequence[int]) -> None:
-        _seed_torch(words)
-        for one, word in zip(self._watched, words[1:], strict=True):
-            one.seed(word)
-
-
-def _seed_torch(words: Sequence[int]) -> None:
-    torch.default_generator.manual_seed(words[0])
 
 
 class _Watched:
@@ -68,32 +91,38 @@ class _Watched:
     Args:
         seed: Seeds it.
         state: Returns its state, to be compared.
+        skip: Gets each seed that is left out.
 
     Attributes:
         used: Whether the work draws from it; None before a batch has shown that.
+        seed: Seeds it for a sample, as far as that is needed.
     """
 
-    def __init__(self, seed: Callable[[int], None], state: Callable[[], Any]) -> None:
-        self._seed, self._state = seed, state
-        self.used: bool | None = None
+    def __init__(
+        self, seed: Callable[[int], Any], state: Callable[[], Any], skip: Callable[[int], None] = lambda word: None
+    ) -> None:
+        self._seed, self._state, self._skip = seed, state, skip
         self._before: Any = None
+        self.used: bool | None = None
+        self.seed: Callable[[int], Any] = self._seed_and_watch
+
+    def decide(self, used: bool) -> None:
+        """Decide whether it is seeded for each sample."""
+        self.used, self.seed = used, self._seed if used else self._skip
 
     def begin(self) -> None:
         """Begin a batch."""
-        if self.used is False:
-            self._seed(0)  # so that a number that it keeps from an earlier draw is lost
-            self._before = self._state()
-        elif self.used is None:
-            self._before = None
-
-    def seed(self, word: int) -> None:
-        """Seed it, if it is used or that is not known yet."""
         if self.used is None:
-            self.used = self._moved() or None
-            self._seed(word)
+            self._before = None
+        elif not self.used and self._moved():
+            self._seed(_UNUSED_SEED)  # so that a number that it keeps from an earlier draw is lost
             self._before = self._state()
-        elif self.used:
-            self._seed(word)
+
+    def _seed_and_watch(self, word: int) -> None:
+        if self._moved():
+            self.decide(used=True)
+        self._seed(word)
+        self._before = self._state()
 
     def end(self, failed: bool) -> bool:
         """End a batch, and return whether it was moved without a seed."""
@@ -101,40 +130,74 @@ class _Watched:
             return False
         moved, unseeded = self._moved(), self.used is False
         if moved or not (failed or self._before is None):
-            self.used = moved
+            self.decide(moved)
         return moved and unseeded
 
     def _moved(self) -> bool:
         return self._before is not None and self._before != self._state()
 
 
-def _raw(address: int) -> bytes:
-    return ctypes.string_at(address, _STATE_BYTES)
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-def _python_address() -> int | None:
-    """Return where CPython keeps the state of `random`; None if it is not known. Reading it takes a twentieth."""
+def _python_memory() -> memoryview | None:
+    """Return where CPython keeps the state of `random`; None if that is not known. Reading it takes a fiftieth."""
     instance: Any = random.random.__self__  # type: ignore[attr-defined]
     start = object.__basicsize__
     if sys.implementation.name != "cpython" or type(instance).__basicsize__ < start + _STATE_BYTES:
         return None
+    memory = _memory(id(instance) + start, _STATE_BYTES)
     *words, place = random.getstate()[1]
-    found = np.frombuffer(_raw(id(instance) + start), np.uint32).tolist()
-    return id(instance) + start if found == [place, *words] else None
+    return memory if np.frombuffer(memory, np.uint32).tolist() == [place, *words] else None
 
 
-_PYTHON_ADDRESS = _python_address()
+def _torch_memory() -> tuple[ctypes.c_uint64, memoryview] | None:
+    """Return where torch keeps the last seed of its default generator, and the state; None if that is not known."""
+    probe: Any = torch.Generator().manual_seed(_UNUSED_SEED)
+    start = ctypes.string_at(probe._cdata, _TORCH_HEAD_BYTES).find(struct.pack("=Q", _UNUSED_SEED))
+    if start < 0 or type(torch.default_generator) is not type(probe):
+        return None
+    torch.rand(3, generator=probe)
+    seed, state = _torch_parts(probe, start)
+    seed.value = 2**64 - 3
+    _, left, place, *words = np.frombuffer(probe.get_state().numpy(), np.uint64)[:627].tolist()
+    found = np.frombuffer(state, np.uint32).tolist()
+    same = [left % 2**32, place, *words] == [found[0], *found[2:]] and probe.initial_seed() == seed.value
+    return _torch_parts(torch.default_generator, start) if same else None
+
+
+def _torch_parts(generator: Any, start: int) -> tuple[ctypes.c_uint64, memoryview]:
+    address = generator._cdata + start
+    return ctypes.c_uint64.from_address(address), _memory(address + 8, _TORCH_STATE_BYTES)
+
+
+_TORCH = _torch_memory()
+_PYTHON = _python_memory()
 _BIT_GENERATOR: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-_NUMPY_ADDRESS: int | None = _BIT_GENERATOR.ctypes.state_address if type(_BIT_GENERATOR) is np.random.MT19937 else None
+_NUMPY = (
+    _memory(_BIT_GENERATOR.ctypes.state_address, _STATE_BYTES) if type(_BIT_GENERATOR) is np.random.MT19937 else None
+)
+
+
+def _set_torch_seed(word: int) -> None:
+    """Set the seed that torch tells, without the state that follows from it."""
+    assert _TORCH is not None
+    _TORCH[0].value = word
+
+
+def torch_state() -> Any:
+    """Return the state of torch's default generator, to be compared."""
+    return torch.get_rng_state().numpy().tobytes() if _TORCH is None else _TORCH[1].tobytes()
 
 
 def python_state() -> Any:
     """Return the state of `random`, to be compared."""
-    return random.getstate() if _PYTHON_ADDRESS is None else _raw(_PYTHON_ADDRESS)
+    return random.getstate() if _PYTHON is None else _PYTHON.tobytes()
 
 
 def numpy_state() -> Any:
     """Return the state of `numpy.random`, to be compared."""
-    if _NUMPY_ADDRESS is None or np.random.get_bit_generator() is not _BIT_GENERATOR:  # type: ignore[attr-defined]
+    if _NUMPY is None or np.random.get_bit_generator() is not _BIT_GENERATOR:  # type: ignore[attr-defined]
         return pickle.dumps(np.random.get_state(legacy=False))
-    return _raw(_NUMPY_ADDRESS)
+    return _NUMPY.tobytes()

@@ -11,7 +11,7 @@ from headrace.types import Indices, PlanTask, Positions
 _MOST_SHARED = 256
 """The most samples, in one step of every worker together, for which a worker evaluates also the steps of the others."""
 
-_SEEDED_AHEAD = 256
+_SEEDED_AHEAD = 1024
 """How many samples are seeded at a time, about."""
 
 
@@ -49,12 +49,11 @@ class Steps:
         inside = (task.epoch, task.cursor) == (first.epoch, first.cursor) and 0 <= start < len(self.positions)
         return slice(start, start + self.size) if inside else None
 
-    def words(self, samples: slice, seed: int) -> list[list[int]]:
-        """Return the seeds of the generators for some samples; those of the next samples are computed with them."""
+    def words(self, samples: slice, seed: int) -> Words:
+        """Return the seeds of the generators for some samples, shape (n, 3); those of the next are computed, too."""
         start, stop = samples.start - self._words_from, samples.stop - self._words_from
         if not 0 <= start < len(self._words):
             ahead = self.positions[samples.start : samples.start + max(1, _SEEDED_AHEAD // self.size) * self.size]
             self._words, self._words_from = sample_words(seed, self.first.epoch, ahead), samples.start
             start, stop = 0, self.size
-        words: list[list[int]] = self._words[start:stop].tolist()
-        return words
+        return self._words[start:stop]

@@ -217,18 +217,18 @@ class Worker:
     def _seeded(self, task: Any, number: int) -> Any:
         """Return the batch of a task whose samples have random numbers of their own."""
         seeder = self._seeder
-        seeder.begin()
-        try:
-            batch = self._fetched(task, number, seeded=True)
-        except Exception:
-            if not seeder.must_repeat(failed=True):
-                raise
-        else:
-            if not seeder.must_repeat(failed=False):
-                return batch
-            del batch
-        self.remarks[:] = [one for one in self.remarks if not isinstance(one, Replaced)]  # they come again
-        return self._fetched(task, number, seeded=True)
+        while True:  # at most once more for each generator
+            seeder.begin()
+            try:
+                batch = self._fetched(task, number, seeded=True)
+            except Exception:
+                if not seeder.must_repeat(failed=True):
+                    raise
+            else:
+                if not seeder.must_repeat(failed=False):
+                    return batch
+                del batch
+            self.remarks[:] = [one for one in self.remarks if not isinstance(one, Replaced)]  # they come again
 
     def _fetched(self, task: Any, number: int, seeded: bool) -> Any:
         match task:
@@ -243,7 +243,7 @@ class Worker:
         assert self.work.plan is not None
         seed = self.work.plan.seed
         steps, samples = self._evaluated(task)
-        words = steps.words(samples, seed) if seeded else ()
+        words = steps.words(samples, seed) if seeded else None
         keys = Keys(seed, task.epoch, steps.positions[samples].tolist(), words)
         indices = steps.indices[samples].tolist()
         self.clock.start()
