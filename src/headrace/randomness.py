@@ -209,12 +209,14 @@ class Keys(NamedTuple):
         epoch: The epoch.
         numbers: The number of each sample.
         words: The words that seed the global generators before each sample, shape (n, 3), if they are computed already.
+        batch_words: Those that seed them before collation, likewise.
     """
 
     seed: int
     epoch: int
     numbers: Sequence[int]
     words: Words | None = None
+    batch_words: Sequence[int] | None = None
 
 
 COLLATION = -1
@@ -243,7 +245,7 @@ class KeyedGenerators:
         """Return the generator of a kind for the current place, made at the first call."""
         place, generator = self._made.get(kind, (None, None))
         if place != self.place:
-            seed, epoch, numbers, _ = self.keys
+            seed, epoch, numbers, *_ = self.keys
             purpose, number = ("batch", numbers[0]) if self.place == COLLATION else ("sample", numbers[self.place])
             generator = make(key(f"{kind} {purpose}", seed, epoch, number))
             self._made[kind] = self.place, generator

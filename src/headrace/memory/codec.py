@@ -1,9 +1,10 @@
 """Batches as bytes: pickle protocol 5, with the data of tensors and arrays out of band, in a slot if there is one."""
 
 import ctypes
+import math
 import struct
+from array import array
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from headrace.errors import SlotTooLarge
-from headrace.memory.pickling import Buffer, Part, copy_into, dump, whole
+from headrace.memory.pickling import Buffer, Part, copy_into, dump, tensor_over, whole
 from headrace.memory.slots import ALIGNMENT, Mapping, Ring
 
 INLINE_BYTES = 16_384
@@ -65,15 +66,12 @@ class SlotWriter:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised tensor in the slot, or None if it does not fit."""
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = dtype.itemsize * math.prod(shape)
         start = -(-self._used // ALIGNMENT) * ALIGNMENT
         if self._slot is None or size <= INLINE_BYTES or start + size > self._slot[1].size:
             return None
         self._used = start + size
-        memory = self._slot[1].view()[start : self._used]
-        return torch.frombuffer(memory, dtype=dtype).reshape(tuple(shape))
+        return tensor_over(self._slot[1].view()[start : self._used], dtype, shape)
 
     def write(self, value: Any) -> list[memoryview]:
         """Encode a batch to message parts: a head, then the stream, then the parts that are not in the slot.
@@ -86,7 +84,7 @@ class SlotWriter:
             Exception: Whatever pickle raises.
         """
         parts = dump(value)
-        sizes = [sum(map(len, part)) for part in parts]
+        sizes = [len(part[0]) if len(part) == 1 else sum(map(len, part)) for part in parts]
         self.filled = None
         if sum(sizes) <= INLINE_BYTES:
             return [self._head(-1, ()), *map(whole, parts)]
@@ -198,21 +196,32 @@ def slot_collate(writer: SlotWriter, as_torch: bool) -> Callable[[Any], Any]:
         if as_torch or (set(map(type, batch)) == {torch.Tensor} and len(set(map(_DTYPE, batch))) == 1):
             shape = (len(batch), *first.shape)
             out = writer.empty(shape, first.dtype) if first.is_cpu else None
-            with suppress(*refusals):  # not all are tensors, or one needs gradients: torch's functions know what to do
+            try:
                 return torch.stack(batch, 0, out=first.new_empty(shape) if out is None else out)
+            except refusals:
+                out = None  # not all are tensors, or one needs gradients: torch's functions know what to do
         return from_torch.collate_tensor_fn(batch, collate_fn_map=collate_fn_map) if as_torch else torch.stack(batch, 0)
 
     rules = {**from_torch.default_collate_fn_map, torch.Tensor: stack, int: _numbers, float: _numbers}
-    return lambda batch: from_torch.collate(batch, collate_fn_map=rules)
+
+    def collate(batch: Any) -> Any:
+        if type(batch[0]) is tuple and len(set(map(len, batch))) == 1:  # as torch does, in half the time
+            return [from_torch.collate(column, collate_fn_map=rules) for column in zip(*batch, strict=True)]
+        return from_torch.collate(batch, collate_fn_map=rules)
+
+    return collate
 
 
 def _numbers(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     """Collate Python's numbers as torch does, in less than half the time."""
     kinds = set(map(type, batch))
-    with suppress(OverflowError):
-        for kind, dtype in ((int, np.int64), (float, np.float64)):
-            if kinds == {kind}:
-                return torch.as_tensor(np.array(batch, dtype))
+    try:
+        if kinds == {int}:
+            return torch.as_tensor(np.frombuffer(array("q", batch), np.int64))
+        if kinds == {float}:
+            return torch.as_tensor(np.frombuffer(array("d", batch), np.float64))
+    except OverflowError:
+        kinds = set()  # torch's function raises its own error
     rule = torch.utils.data._utils.collate.default_collate_fn_map[float if isinstance(batch[0], float) else int]
     tensor: torch.Tensor = rule(batch, collate_fn_map=collate_fn_map)
     return tensor

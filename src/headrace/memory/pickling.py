@@ -189,23 +189,26 @@ def _dump_plain(value: Any) -> list[Part] | None:
         if memory is None:
             return None
         parts.append([memory])
-        kinds.append(_Plain(one.dtype, one.shape, one.requires_grad))
+        kinds.append((one.dtype, one.shape, one.requires_grad))
         start = one.data_ptr()
         spans.append((start, start + len(memory)))
-    if len(spans) > 1:
-        spans.sort()
-        if any(start < end for (_, end), (start, _) in pairwise(spans)):
+    spans.sort()
+    for (_, end), (start, _) in pairwise(spans):
+        if start < end:
             return None
     return [[_stream_of(container, names, tuple(kinds))], *parts]
 
 
 @functools.lru_cache(maxsize=_MOST_PLAIN)
-def _stream_of(container: Any, names: tuple[str, ...], kinds: "tuple[_Plain, ...]") -> bytes:
-    """Return what a `Pickler` writes for plain tensors; it does not depend on the data."""
+def _stream_of(
+    container: Any, names: tuple[str, ...], kinds: tuple[tuple[torch.dtype, torch.Size, bool], ...]
+) -> bytes:
+    """Return what a `Pickler` writes for plain tensors of some `_Plain` kinds; it does not depend on the data."""
+    value: Any = [_Plain(*kind) for kind in kinds]
     if container is torch.Tensor:
-        (value,) = kinds
+        (value,) = value
     else:
-        value = container(zip(names, kinds, strict=True) if names else kinds)
+        value = container(zip(names, value, strict=True) if names else value)
     return pickle.dumps(value, 5, buffer_callback=list[pickle.PickleBuffer]().append)
 
 
@@ -367,13 +370,15 @@ def _without_gaps(value: torch.Tensor) -> torch.Tensor:
     return value if reach < core.numel() else core.clone().expand(value.shape)
 
 
+def tensor_over(raw: Buffer, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Return a contiguous tensor over memory of its size, which is not empty."""
+    if dtype in _ARRAYS:  # in half the time, and the tensor is no view of another
+        return torch.from_numpy(np.ndarray(shape, _ARRAYS[dtype], raw))
+    return torch.frombuffer(raw, dtype=dtype).reshape(tuple(shape))
+
+
 def _tensor(raw: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    if not len(raw):
-        tensor = torch.empty(shape, dtype=dtype, device="cpu")
-    elif dtype in _ARRAYS:  # in half the time, and the tensor is no view of another
-        tensor = torch.from_numpy(np.ndarray(shape, _ARRAYS[dtype], raw))
-    else:
-        tensor = torch.frombuffer(raw, dtype=dtype).reshape(shape)
+    tensor = tensor_over(raw, dtype, shape) if len(raw) else torch.empty(shape, dtype=dtype, device="cpu")
     return tensor.requires_grad_() if requires_grad else tensor
 
 

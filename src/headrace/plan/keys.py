@@ -120,16 +120,24 @@ def _mixed(word: int) -> int:
 
 def sample_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[int]]:
     """Return the seeds of torch, random and numpy for the sample at each position: three words each."""
-    if len(positions) <= _FEW:
-        under = key("sample", seed, epoch)
-        return [generator_seeds_at(under, position) for position in positions]
-    words: list[list[int]] = sample_words(seed, epoch, np.asarray(positions)).tolist()
-    return words
+    return _seeds(key("sample", seed, epoch), positions)
 
 
 def sample_words(seed: int, epoch: int, positions: NDArray[np.int64]) -> Words:
     """Return the words of `sample_seeds` as an array, for many positions, shape (n,) to (n, 3)."""
     return generator_seeds(key("sample", seed, epoch), np.asarray(positions, np.int64))
+
+
+def batches_seeds(seed: int, epoch: int, positions: Sequence[int]) -> list[list[int]]:
+    """Return the words of `batch_seeds` for several batches, whose first positions are given."""
+    return _seeds(key("batch", seed, epoch), positions)
+
+
+def _seeds(under: Key, positions: Sequence[int]) -> list[list[int]]:
+    if len(positions) <= _FEW:
+        return [generator_seeds_at(under, position) for position in positions]
+    words: list[list[int]] = generator_seeds(under, np.asarray(positions, np.int64)).tolist()
+    return words
 
 
 def batch_seeds(seed: int, epoch: int, position: int) -> list[int]:

@@ -27,6 +27,9 @@ _STATE_BYTES = 4 * 625
 _TORCH_STATE_BYTES = _STATE_BYTES + 8
 """The size of torch's: how many words are left, whether it is seeded, the place, and 624 words."""
 
+_COMPARED_BYTES = 128
+"""How much of a state is compared: the place, and words beside it. A draw moves the place or changes all words."""
+
 _TORCH_HEAD_BYTES = 256
 """Where, from the beginning of a generator of torch's, the seed is looked for."""
 
@@ -45,7 +48,7 @@ class Seeder:
         self._watched: tuple[_Watched, ...] = ()
         if not shared:
             self._watched = (
-                _Watched(torch.default_generator.manual_seed, torch_state, _set_torch_seed),
+                _Watched(torch.default_generator.manual_seed, torch_state, _seed_setter()),
                 _Watched(random.seed, python_state),
                 _Watched(np.random.seed, numpy_state),
             )
@@ -66,14 +69,18 @@ class Seeder:
         Args:
             words: The words of the samples, shape (n, 3).
         """
-        if self._watched and not any(one.used in (None, True) for one in self._watched[1:]):
+        if self._watched and self._watched[1].used is self._watched[2].used is False:
             return self._watched[0].seed, words[:, 0].tolist()
         return self.seed, words.tolist()
 
-    def begin(self) -> None:
-        """Begin a batch."""
+    def begin(self, replaced: bool = False) -> None:
+        """Begin a batch.
+
+        Args:
+            replaced: Whether the generators have had other states since the last batch.
+        """
         for one in self._watched:
-            one.begin()
+            one.begin(replaced)
 
     def must_repeat(self, failed: bool) -> bool:
         """End a batch, and return whether it must be computed again, since it drew from a generator without a seed.
@@ -83,6 +90,16 @@ class Seeder:
         """
         moved = [one.end(failed) for one in self._watched]
         return any(moved)
+
+
+def _seed_setter() -> Callable[[int], None]:
+    """Return what sets the seed that torch tells, without the state that follows from it."""
+    seed = ctypes.c_uint64() if _TORCH is None else _TORCH[0]
+
+    def set_seed(word: int) -> None:
+        seed.value = word
+
+    return set_seed
 
 
 class _Watched:
@@ -110,11 +127,11 @@ class _Watched:
         """Decide whether it is seeded for each sample."""
         self.used, self.seed = used, self._seed if used else self._skip
 
-    def begin(self) -> None:
+    def begin(self, replaced: bool) -> None:
         """Begin a batch."""
         if self.used is None:
             self._before = None
-        elif not self.used and self._moved():
+        elif replaced and not self.used:
             self._seed(_UNUSED_SEED)  # so that a number that it keeps from an earlier draw is lost
             self._before = self._state()
 
@@ -126,10 +143,10 @@ class _Watched:
 
     def end(self, failed: bool) -> bool:
         """End a batch, and return whether it was moved without a seed."""
-        if self.used:
+        if self.used or self._before is None:
             return False
-        moved, unseeded = self._moved(), self.used is False
-        if moved or not (failed or self._before is None):
+        moved, unseeded = self._before != self._state(), self.used is False
+        if moved or not (failed or unseeded):
             self.decide(moved)
         return moved and unseeded
 
@@ -149,7 +166,8 @@ def _python_memory() -> memoryview | None:
         return None
     memory = _memory(id(instance) + start, _STATE_BYTES)
     *words, place = random.getstate()[1]
-    return memory if np.frombuffer(memory, np.uint32).tolist() == [place, *words] else None
+    same = np.frombuffer(memory, np.uint32).tolist() == [place, *words]
+    return memory[:_COMPARED_BYTES] if same else None
 
 
 def _torch_memory() -> tuple[ctypes.c_uint64, memoryview] | None:
@@ -164,7 +182,8 @@ def _torch_memory() -> tuple[ctypes.c_uint64, memoryview] | None:
     _, left, place, *words = np.frombuffer(probe.get_state().numpy(), np.uint64)[:627].tolist()
     found = np.frombuffer(state, np.uint32).tolist()
     same = [left % 2**32, place, *words] == [found[0], *found[2:]] and probe.initial_seed() == seed.value
-    return _torch_parts(torch.default_generator, start) if same else None
+    seed, state = _torch_parts(torch.default_generator, start)
+    return (seed, state[:_COMPARED_BYTES]) if same else None
 
 
 def _torch_parts(generator: Any, start: int) -> tuple[ctypes.c_uint64, memoryview]:
@@ -172,18 +191,15 @@ def _torch_parts(generator: Any, start: int) -> tuple[ctypes.c_uint64, memoryvie
     return ctypes.c_uint64.from_address(address), _memory(address + 8, _TORCH_STATE_BYTES)
 
 
-_TORCH = _torch_memory()
-_PYTHON = _python_memory()
-_BIT_GENERATOR: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-_NUMPY = (
-    _memory(_BIT_GENERATOR.ctypes.state_address, _STATE_BYTES) if type(_BIT_GENERATOR) is np.random.MT19937 else None
-)
+def _numpy_memory() -> tuple[Any, memoryview] | None:
+    """Return numpy's global bit generator, and where its state ends with the place; None if that is not known."""
+    generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if type(generator) is not np.random.MT19937:
+        return None
+    return generator, _memory(generator.ctypes.state_address, _STATE_BYTES)[-_COMPARED_BYTES:]
 
 
-def _set_torch_seed(word: int) -> None:
-    """Set the seed that torch tells, without the state that follows from it."""
-    assert _TORCH is not None
-    _TORCH[0].value = word
+_TORCH, _PYTHON, _NUMPY = _torch_memory(), _python_memory(), _numpy_memory()
 
 
 def torch_state() -> Any:
@@ -198,6 +214,6 @@ def python_state() -> Any:
 
 def numpy_state() -> Any:
     """Return the state of `numpy.random`, to be compared."""
-    if _NUMPY is None or np.random.get_bit_generator() is not _BIT_GENERATOR:  # type: ignore[attr-defined]
+    if _NUMPY is None or np.random.get_bit_generator() is not _NUMPY[0]:  # type: ignore[attr-defined]
         return pickle.dumps(np.random.get_state(legacy=False))
-    return _NUMPY.tobytes()
+    return _NUMPY[1].tobytes()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.plan.keys import Words, sample_words
+from headrace.plan.keys import Words, batches_seeds, sample_words
 from headrace.plan.plan import Plan
 from headrace.types import Indices, PlanTask, Positions
 
@@ -32,6 +32,7 @@ class Steps:
     indices: Indices
     _words: Words = field(init=False, default_factory=lambda: np.empty((0, 3), np.uint64))
     _words_from: int = field(init=False, default=0)
+    _batch_words: list[list[int]] = field(init=False, default_factory=list)
 
     @classmethod
     def of(cls, plan: Plan, first: PlanTask, workers: int) -> "Steps":
@@ -49,11 +50,15 @@ class Steps:
         inside = (task.epoch, task.cursor) == (first.epoch, first.cursor) and 0 <= start < len(self.positions)
         return slice(start, start + self.size) if inside else None
 
-    def words(self, samples: slice, seed: int) -> Words:
-        """Return the seeds of the generators for some samples, shape (n, 3); those of the next are computed, too."""
+    def words(self, samples: slice, seed: int) -> tuple[Words, list[int]]:
+        """Return the seeds of the generators for the samples of a step, shape (n, 3), and for their collation.
+
+        Those of the next steps are computed with them.
+        """
         start, stop = samples.start - self._words_from, samples.stop - self._words_from
         if not 0 <= start < len(self._words):
             ahead = self.positions[samples.start : samples.start + max(1, _SEEDED_AHEAD // self.size) * self.size]
             self._words, self._words_from = sample_words(seed, self.first.epoch, ahead), samples.start
+            self._batch_words = batches_seeds(seed, self.first.epoch, ahead[:: self.size].tolist())
             start, stop = 0, self.size
-        return self._words[start:stop]
+        return self._words[start:stop], self._batch_words[start // self.size]

@@ -75,7 +75,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._begun = 0
-        self._prepared = self.gathers = False
+        self._prepared = self.gathers = self._apart = False
         self._seeder = Seeder(self.work.in_threads)
 
     def _prepare(self) -> None:
@@ -153,6 +153,7 @@ class Worker:
         if not self.work.keyed:
             return self.run(task, number)
         with self._generators_apart(isinstance(task, StreamTask)):
+            self._apart = True
             return self.run(task, number)
 
     def count(self) -> int:
@@ -218,7 +219,7 @@ class Worker:
         """Return the batch of a task whose samples have random numbers of their own."""
         seeder = self._seeder
         while True:  # at most once more for each generator
-            seeder.begin()
+            seeder.begin(replaced=self._apart)
             try:
                 batch = self._fetched(task, number, seeded=True)
             except Exception:
@@ -243,8 +244,8 @@ class Worker:
         assert self.work.plan is not None
         seed = self.work.plan.seed
         steps, samples = self._evaluated(task)
-        words = steps.words(samples, seed) if seeded else None
-        keys = Keys(seed, task.epoch, steps.positions[samples].tolist(), words)
+        words = steps.words(samples, seed) if seeded else (None, None)
+        keys = Keys(seed, task.epoch, steps.positions[samples].tolist(), *words)
         indices = steps.indices[samples].tolist()
         self.clock.start()
         data = self._fetcher.fetch(indices, keys, seeded, task.step)
@@ -262,7 +263,7 @@ class Worker:
         thread_randomness.keyed = KeyedGenerators(keys, COLLATION)
         converts = self.work.collate_fn is default_convert and not self.work.batched
         if seeded and not (converts and type(data[0]) is torch.Tensor):  # which draws nothing
-            self._seeder.seed(batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
+            self._seeder.seed(keys.batch_words or batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
         try:
             batch = self.work.collate_fn(data if self.work.batched else data[0])
         except Exception as error:
