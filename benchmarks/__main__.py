@@ -31,6 +31,7 @@ from benchmarks.stage_times import stage_times
 from benchmarks.storage import storage
 from benchmarks.tables import update
 from benchmarks.tune import tune
+from benchmarks.worker_cpu import worker_cpu
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "first_batch": first_batch,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "device": device,
     "stage_times": stage_times,
     "seeds": seeds,
+    "worker_cpu": worker_cpu,
     "resume": resume,
     "recovery": recovery,
     "tune": tune,
