@@ -2,17 +2,12 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from headrace.plan.keys import Words, batches_seeds, sample_words
 from headrace.plan.plan import Plan
 from headrace.types import Indices, PlanTask, Positions
 
 _MOST_SHARED = 256
 """The most samples, in one step of every worker together, for which a worker evaluates also the steps of the others."""
-
-_SEEDED_AHEAD = 1024
-"""How many samples are seeded at a time, about."""
 
 
 @dataclass
@@ -30,8 +25,7 @@ class Steps:
     size: int
     positions: Positions
     indices: Indices
-    _words: Words = field(init=False, default_factory=lambda: np.empty((0, 3), np.uint64))
-    _words_from: int = field(init=False, default=0)
+    _words: Words | None = field(init=False, default=None)
     _batch_words: list[list[int]] = field(init=False, default_factory=list)
 
     @classmethod
@@ -51,14 +45,9 @@ class Steps:
         return slice(start, start + self.size) if inside else None
 
     def words(self, samples: slice, seed: int) -> tuple[Words, list[int]]:
-        """Return the seeds of the generators for the samples of a step, shape (n, 3), and for their collation.
-
-        Those of the next steps are computed with them.
-        """
-        start, stop = samples.start - self._words_from, samples.stop - self._words_from
-        if not 0 <= start < len(self._words):
-            ahead = self.positions[samples.start : samples.start + max(1, _SEEDED_AHEAD // self.size) * self.size]
-            self._words, self._words_from = sample_words(seed, self.first.epoch, ahead), samples.start
-            self._batch_words = batches_seeds(seed, self.first.epoch, ahead[:: self.size].tolist())
-            start, stop = 0, self.size
-        return self._words[start:stop], self._batch_words[start // self.size]
+        """Return the seeds of the generators for the samples of a step, shape (n, 3), and for their collation."""
+        if self._words is None:  # for all steps: numpy's calls take longer than what they compute for one
+            epoch = self.first.epoch
+            self._words = sample_words(seed, epoch, self.positions)
+            self._batch_words = batches_seeds(seed, epoch, self.positions[:: self.size].tolist())
+        return self._words[samples], self._batch_words[samples.start // self.size]
