@@ -159,7 +159,7 @@ def _memory(address: int, size: int) -> memoryview:
 
 
 def _python_memory() -> memoryview | None:
-    """Return where CPython keeps the state of `random`; None if that is not known. Reading it takes a fiftieth."""
+    """Return where CPython keeps the state of `random`; None if that is not known. Reading it takes a hundredth."""
     instance: Any = random.random.__self__  # type: ignore[attr-defined]
     start = object.__basicsize__
     if sys.implementation.name != "cpython" or type(instance).__basicsize__ < start + _STATE_BYTES:
@@ -172,11 +172,13 @@ def _python_memory() -> memoryview | None:
 
 def _torch_memory() -> tuple[ctypes.c_uint64, memoryview] | None:
     """Return where torch keeps the last seed of its default generator, and the state; None if that is not known."""
-    probe: Any = torch.Generator().manual_seed(_UNUSED_SEED)
-    start = ctypes.string_at(probe._cdata, _TORCH_HEAD_BYTES).find(struct.pack("=Q", _UNUSED_SEED))
-    if start < 0 or type(torch.default_generator) is not type(probe):
+    probe: Any = torch.Generator(device="cpu").manual_seed(_UNUSED_SEED)
+    if not hasattr(probe, "_cdata") or torch.default_generator.device != probe.device:
         return None
-    torch.rand(3, generator=probe)
+    start = ctypes.string_at(probe._cdata, _TORCH_HEAD_BYTES).find(struct.pack("=Q", _UNUSED_SEED))
+    if start < 0:
+        return None
+    torch.rand(3, generator=probe, device="cpu")
     seed, state = _torch_parts(probe, start)
     seed.value = 2**64 - 3
     _, left, place, *words = np.frombuffer(probe.get_state().numpy(), np.uint64)[:627].tolist()
