@@ -1,16 +1,12 @@
-"""Resuming: the first batch after it, the cost of a state at each step, and the cost of seeding every sample."""
+"""Resuming: the first batch after it, and the cost of a state at each step."""
 
 import itertools
 import json
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-
-import numpy as np
-import torch
 
 from benchmarks.rows import Row, less_is_better
 from headrace import DataLoader
@@ -23,7 +19,6 @@ RUNS = 15
 OURS, STEP, BATCH_SIZE = 10**9, 10**6, 256
 RIVALS = 10**7
 STEPS = 200
-SAMPLES = 20_000
 
 
 def loader(length: int = OURS) -> DataLoader[Any]:
@@ -86,47 +81,13 @@ def their_states(workers: int) -> tuple[float, ...]:
     return (per_step(StatefulDataLoader, workers, True) - without,)
 
 
-class Nothing(torch.utils.data.Dataset[int]):
-    """Samples that cost nothing, so that only seeding is measured."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def first(samples: list[int]) -> int:
     """Collate nothing."""
     return samples[0]
 
 
-def per_sample(**options: Any) -> float:
-    """Return the microseconds per sample of an epoch."""
-    made = DataLoader(Nothing(), batch_size=BATCH_SIZE, collate_fn=first, **options)
-    start = time.perf_counter()
-    for _ in made:
-        pass
-    return (time.perf_counter() - start) * 1e6 / SAMPLES
-
-
-def seeded() -> tuple[float, ...]:
-    """Return the cost of keyed randomness per sample, in microseconds: a plan's epoch, less one in torch's order."""
-    return (per_sample(seed=1) - per_sample(),)
-
-
-def bare() -> tuple[float, ...]:
-    """Return the microseconds of the three seeding calls alone."""
-    start = time.perf_counter()
-    for number in range(SAMPLES):
-        torch.default_generator.manual_seed(number)
-        random.seed(number)
-        np.random.seed(number)
-    return ((time.perf_counter() - start) * 1e6 / SAMPLES,)
-
-
 def resume() -> Iterator[Row]:
-    """Compare a resume with a fresh start, states with torchdata's, and seeding with its three calls."""
+    """Compare a resume with a fresh start, and states with torchdata's."""
     state = loader().state_dict() | {"samples": STEP * BATCH_SIZE % OURS}
     yield from less_is_better(
         {"first batch, resumed at step 10^6 of 10^9 samples": "ms"},
@@ -151,6 +112,3 @@ def resume() -> Iterator[Row]:
             "StatefulDataLoader",
             RUNS,
         )
-    yield from less_is_better(
-        {"seeding the three generators, per sample": "us"}, seeded, bare, "the three calls alone", RUNS
-    )

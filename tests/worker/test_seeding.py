@@ -49,6 +49,11 @@ def own_seed(at: int) -> float:
     return random.random()
 
 
+def torch_put_back(at: int) -> float:
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(()).item()
+
+
 DRAWS: dict[str, Draw] = {
     "nothing": float,
     "torch": lambda at: torch.rand(()).item(),
@@ -58,6 +63,8 @@ DRAWS: dict[str, Draw] = {
     "torch late": late(lambda at: torch.rand(()).item()),
     "pairs of torch's normal numbers late": late(lambda at: torch.randn(()).item()),
     "all of torch's words at once, late": late(lambda at: torch.rand(624).sum().item()),
+    "torch, whose state is put back": torch_put_back,
+    "torch, whose state is put back late": late(torch_put_back),
     "torch's last seed": lambda at: float(torch.initial_seed() % 2**52),
     "one decides about another late": late(lambda at: decided(at)),
     "in turn": in_turn,

@@ -3,8 +3,9 @@
 Seeding all three costs more than many a sample, and many datasets draw from none of them. A generator is therefore
 left alone if a worker's first batch, for which all were seeded, drew nothing from it. If a later batch moves it, that
 batch is computed again, and the generator is seeded for each sample from then on. So the batches are the same bits,
-unless a draw leaves no trace: where code puts the state back after drawing, or draws from a copy of it. Code may also
-ask torch for the last seed. That is set for each sample in any case, and only the state behind it is not computed.
+unless a draw leaves no trace: where code draws from a copy of the state, or puts the state of `random` or numpy back
+after drawing. Torch's state is marked in bytes that torch does not use, and putting a state back clears them. Code may
+also ask torch for the last seed. That is set for each sample in any case; only the state behind it is not computed.
 """
 
 import ctypes
@@ -33,6 +34,9 @@ _COMPARED_BYTES = 128
 _TORCH_HEAD_BYTES = 256
 """Where, from the beginning of a generator of torch's, the seed is looked for."""
 
+_MARK, _MARKED = b"\xa5\x5a\xc3", slice(5, 8)
+"""What is written into a state of torch's, and where: after the byte that says whether it is seeded nothing is kept."""
+
 _UNUSED_SEED = 0x9B3D_62E1
 """The seed of generators that are not used. Users' code does not have this number, so its own seeds move the state."""
 
@@ -48,7 +52,7 @@ class Seeder:
         self._watched: tuple[_Watched, ...] = ()
         if not shared:
             self._watched = (
-                _Watched(torch.default_generator.manual_seed, torch_state, _seed_setter()),
+                _Watched(torch.default_generator.manual_seed, torch_state, _seed_setter(), _mark_torch),
                 _Watched(random.seed, python_state),
                 _Watched(np.random.seed, numpy_state),
             )
@@ -92,6 +96,11 @@ class Seeder:
         return any(moved)
 
 
+def _mark_torch() -> None:
+    if _TORCH is not None:
+        _TORCH[1][_MARKED] = _MARK
+
+
 def _seed_setter() -> Callable[[int], None]:
     """Return what sets the seed that torch tells, without the state that follows from it."""
     seed = ctypes.c_uint64() if _TORCH is None else _TORCH[0]
@@ -109,6 +118,7 @@ class _Watched:
         seed: Seeds it.
         state: Returns its state, to be compared.
         skip: Gets each seed that is left out.
+        mark: Marks its state, so that it differs when it was put back.
 
     Attributes:
         used: Whether the work draws from it; None before a batch has shown that.
@@ -116,9 +126,13 @@ class _Watched:
     """
 
     def __init__(
-        self, seed: Callable[[int], Any], state: Callable[[], Any], skip: Callable[[int], None] = lambda word: None
+        self,
+        seed: Callable[[int], Any],
+        state: Callable[[], Any],
+        skip: Callable[[int], None] = lambda word: None,
+        mark: Callable[[], None] = lambda: None,
     ) -> None:
-        self._seed, self._state, self._skip = seed, state, skip
+        self._seed, self._state, self._skip, self._mark = seed, state, skip, mark
         self._before: Any = None
         self.used: bool | None = None
         self.seed: Callable[[int], Any] = self._seed_and_watch
@@ -132,13 +146,16 @@ class _Watched:
         if self.used is None:
             self._before = None
         elif replaced and not self.used:
-            self._seed(_UNUSED_SEED)  # so that a number that it keeps from an earlier draw is lost
-            self._before = self._state()
+            self._watch(_UNUSED_SEED)  # so that a number that it keeps from an earlier draw is lost
 
     def _seed_and_watch(self, word: int) -> None:
         if self._moved():
             self.decide(used=True)
+        self._watch(word)
+
+    def _watch(self, word: int) -> None:
         self._seed(word)
+        self._mark()
         self._before = self._state()
 
     def end(self, failed: bool) -> bool:
@@ -184,6 +201,12 @@ def _torch_memory() -> tuple[ctypes.c_uint64, memoryview] | None:
     _, left, place, *words = np.frombuffer(probe.get_state().numpy(), np.uint64)[:627].tolist()
     found = np.frombuffer(state, np.uint32).tolist()
     same = [left % 2**32, place, *words] == [found[0], *found[2:]] and probe.initial_seed() == seed.value
+    state[_MARKED] = _MARK
+    torch.rand(3, generator=probe, device="cpu")
+    before = probe.get_state()
+    same &= bytes(state[_MARKED]) == _MARK
+    probe.set_state(before)
+    same &= bytes(state[_MARKED]) != _MARK and torch.equal(before, probe.get_state())
     seed, state = _torch_parts(torch.default_generator, start)
     return (seed, state[:_COMPARED_BYTES]) if same else None
 

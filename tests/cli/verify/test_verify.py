@@ -158,8 +158,8 @@ BLAMED = {
     "numbering": ["how many were fetched before", "verify_factories.NUMBERS went from count(", INDEX],
     "seldom": ["verify_factories.NUMBERS went from count(", INDEX],
     "remembering": ["which samples the same process fetched before it", "dataset.largest went from 0 to", INDEX],
-    "put_back": ["copies the state of random or numpy.random, or puts it back after drawing", INDEX],
-    "copied": ["copies the state of random or numpy.random, or puts it back after drawing", INDEX],
+    "put_back": ["copies the state of a global generator, or puts it back after drawing", INDEX],
+    "copied": ["copies the state of a global generator, or puts it back after drawing", INDEX],
     "by_worker": ["get_worker_info()", INDEX],
     "by_process": ["another in each process", "the process's number (os.getpid)", "return index, os.getpid()", INDEX],
     "built": [

@@ -246,7 +246,7 @@ def _blamed(seen: Seen, kinds: tuple[str, ...]) -> list[str]:
     if not (lines or "identity" in kinds):
         lines.append(
             "Nothing that its code names has changed: look at iterators, closures, open files and extensions, and at "
-            "code that copies the state of random or numpy.random, or puts it back after drawing."
+            "code that copies the state of a global generator, or puts it back after drawing."
         )
     return [*lines, _DRAW if decided else _INDEX]
 
