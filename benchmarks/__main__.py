@@ -14,6 +14,7 @@ from torch._utils import cpu_count
 
 from benchmarks.device import device
 from benchmarks.first_batch import first_batch
+from benchmarks.growing import growing, ray_growing
 from benchmarks.lengths import lengths
 from benchmarks.local import start, transfer
 from benchmarks.memory import memory
@@ -49,12 +50,14 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "resume": resume,
     "recovery": recovery,
     "tune": tune,
+    "growing": growing,
     # Those on Ray come last: the others should not share the machine with it.
     "ray_first_batch": ray_first_batch,  # before this process starts a cluster
     "ray_transfer": ray_transfer,
     "ray_small": ray_small,
     "ray_second_epoch": ray_second_epoch,
     "ray_scaling": ray_scaling,
+    "ray_growing": ray_growing,
     "ray_recovery": ray_recovery,
 }
 

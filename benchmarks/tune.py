@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 
 from benchmarks.rows import Row, in_turn
 from headrace import DataLoader
-from headrace.cli.doctor import usable_cpus
 from headrace.cli.tune.measuring import Step, Subject, Visitor
+from headrace.system.limits import usable_cpus
 from headrace.tuning.diagnosis import Machine
 from headrace.tuning.search import Limits, Result, Search
 from headrace.tuning.settings import INLINE, Grid, Setting

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ from typer.testing import CliRunner
 import headrace
 from headrace.cli import doctor
 from headrace.cli.app import app
-from headrace.cli.doctor import cpu_quota, findings
+from headrace.cli.doctor import findings
+from headrace.system import limits
 
 
 def said(*arguments: str) -> str:
@@ -35,27 +35,13 @@ def test_what_is_here() -> None:
     assert float(found["CPUs"]) <= (os.cpu_count() or 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("max 100000", None), ("150000 100000", 1.5), ("400000 100000", 4.0), ("broken", None)]
-)
-def test_the_quota_of_a_control_group(text: str, expected: float | None, tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "cpu.max").write_text(text + "\n")
-    (tmp_path / "groups").write_text("1:name=systemd:/x\n0::/a/b\n")
-    assert cpu_quota(tmp_path, tmp_path / "groups") == expected
-
-
-def test_without_a_control_group(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path, tmp_path / "none") is None
-
-
 def test_fewer_cpus_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(doctor, "_affinity", lambda: range(8))
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: None)
+    monkeypatch.setattr(limits, "affinity", lambda: set(range(8)))
+    monkeypatch.setattr(limits, "cpu_quota", lambda: None)
     assert of("CPUs").value == "8"
     assert of("CPUs").advice.startswith("The machine has 64. More than 8 busy workers")
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(limits, "cpu_quota", lambda: 1.5)
     assert of("CPUs").value == "1.5"
 
 

@@ -191,6 +191,18 @@ LOADER: dict[str, list[Case]] = {
         Ignored(100, {}, r"max_prefetch_bytes=100 is ignored: nothing is computed in advance"),
         Ignored(Budget(7), INLINE, "num_workers, max_prefetch_bytes is ignored"),
     ],
+    "max_workers": [
+        *(Wrong(value, ValueError, r"max_workers=.* expected an integer >= 2. num_workers= is the smallest",
+                TWO_WORKERS | {"seed": 1}) for value in (0, -1, 1)),
+        *(Wrong(value, TypeError, beside=TWO_WORKERS | {"seed": 1}) for value in (1.5, "2", True)),
+        Wrong(4, ValueError, r"max_workers= is not allowed: this loader follows no plan .*Pass seed=", TWO_WORKERS),
+        Wrong(4, ValueError, r"max_workers= is not allowed with InlineExecutor\(\): only local processes", {"seed": 1}),
+        Wrong(4, ValueError, r"max_workers= is not allowed with ThreadExecutor",
+              TWO_WORKERS | {"seed": 1, "executor": "thread"}),
+        Wrong(4, ValueError, "max_workers= is not allowed: this loader follows no plan", TWO_WORKERS | SAMPLER),
+        Wrong(4, ValueError, "max_workers= is not allowed: this loader follows no plan",
+              TWO_WORKERS | {"dataset": Numbers(), "seed": 1}),
+    ],
 }  # fmt: skip
 
 

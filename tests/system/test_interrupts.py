@@ -14,7 +14,9 @@ import pytest
 
 import headrace
 from headrace import DataLoader
+from headrace.executors.dispatch.pool import DispatchedPool
 from headrace.system.interrupts import Droppable, InterruptsHeld
+from headrace.tuning.growing import Growing
 from interrupts import AtLine, Small, default_interrupts
 from waiting import LIMIT_S, wait_for_reapers
 
@@ -78,6 +80,25 @@ def test_an_interrupt_at_any_line_tears_nothing_in_this_process(
     for thread in threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="counts lines as CPython traces them")
+def test_an_interrupt_at_any_line_of_growing_tears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a second worker as soon as one step was noted."""
+    sizes: list[int] = []
+    note, resize = Growing.note, DispatchedPool.resize
+
+    def noted(rules: Growing, *figures: Any) -> int:
+        if note(rules, *figures) == 1:
+            rules.go_on_from(2)
+        return rules.workers
+
+    monkeypatch.setattr(Growing, "note", noted)
+    monkeypatch.setattr(DispatchedPool, "resize", lambda pool, workers: (sizes.append(workers), resize(pool, workers)))
+    options = {"num_workers": 1, "max_workers": 2, "timeout": 60, "seed": 0}
+    interrupted_everywhere(options, 1, STRIDE, monkeypatch)
+    assert sizes.count(2) > 20
 
 
 def interrupted_everywhere(options: dict[str, Any], line: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:

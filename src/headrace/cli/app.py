@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from headrace.cli.demo.demo import run_demo
-from headrace.cli.doctor import findings, run_doctor, usable_cpus
+from headrace.cli.doctor import findings, run_doctor
 from headrace.cli.index import Options as IndexOptions
 from headrace.cli.index import run_index
 from headrace.cli.inspect import run_inspect
@@ -21,6 +21,7 @@ from headrace.cli.tune.tune import run_tune
 from headrace.cli.verify.verify import Options, run_verify
 from headrace.errors import MissingExtra, whole_number
 from headrace.plan.blocks import WINDOW
+from headrace.system.limits import usable_cpus
 from headrace.version import __version__
 
 app = typer.Typer(

@@ -5,9 +5,7 @@ import os
 import platform
 import resource
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from rich.table import Table
 from headrace.errors import pip_install
 from headrace.memory.slots import headroom
 from headrace.system import world
+from headrace.system.limits import usable_cpus
 from headrace.version import __version__
 
 _FEW_FILES = 1024
@@ -119,31 +118,6 @@ def _accelerator() -> Iterator[Finding]:
             "If slots cannot be registered as pinned memory, raise the limit of locked memory: ulimit -l unlimited."
         )
     yield Finding("accelerator", f"{torch.accelerator.device_count()} x {found.type}", advice)
-
-
-def usable_cpus() -> float:
-    """Return how many CPUs this process may use."""
-    allowed, quota = len(_affinity()), cpu_quota()
-    return float(allowed) if quota is None else min(float(allowed), quota)
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Return how many CPUs the control group may use; None where it has no limit, or there is none.
-
-    Args:
-        root: Where control groups are mounted.
-        groups: The file that names this process's.
-    """
-    with suppress(OSError, StopIteration, ValueError):
-        line = next(line for line in groups.read_text().splitlines() if line.startswith("0::"))
-        quota, period = (root / line[3:].lstrip("/") / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    return None
-
-
-def _affinity() -> range | set[int]:
-    """Return the CPUs that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _shown(limit: int, unit: int = 1, name: str = "") -> str:

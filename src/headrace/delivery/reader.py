@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from headrace.delivery.device.transfer import Transfer
+from headrace.delivery.growth import Growth
 from headrace.delivery.staging import StagingQueue
 from headrace.delivery.window import Demand, Window
 from headrace.executors.base import Pool
@@ -31,12 +32,14 @@ class Delivery:
         transforms: Functions that turn a worker's batch into the user's, applied in this order.
         staged_ahead: Number of batches that are staged in addition to the one that is delivered next.
         remarks: Warnings about the delivery itself. They are shown when a batch was staged.
+        growth: Changes the number of workers on the way; None if it stays.
     """
 
     demand: Demand = field(default_factory=Demand)
     transforms: tuple[Callable[[Any], Any], ...] = ()
     staged_ahead: int = 0
     remarks: list[Remark] = field(default_factory=list)
+    growth: Growth | None = None
 
 
 class Reader(Droppable, Iterator[Any]):
@@ -67,6 +70,7 @@ class Reader(Droppable, Iterator[Any]):
         self._staging = StagingQueue(delivery.staged_ahead)
         self._observers: Sequence[Observer] = ()
         self._transfer: Transfer | None = None
+        self._growth = delivery.growth
         self.restart(reading, transfer)
 
     def restart(self, reading: Pass, transfer: Transfer | None = None) -> None:
@@ -82,6 +86,8 @@ class Reader(Droppable, Iterator[Any]):
         self._may_move = True  # before the first batch, `set_epoch` still changes what is read
         self._delivered = 0
         self._last_s = 0.0
+        if self._growth is not None and self._pool is not None:
+            self._growth.begin(self._pool)
         self._prefetch(reading.tasks())
 
     def _prefetch(self, tasks: Iterator[Task]) -> None:
@@ -97,6 +103,9 @@ class Reader(Droppable, Iterator[Any]):
             with torch.autograd.profiler.record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
                 return self.__next__(recorded=True)
         started_s = perf_counter()
+        growth = self._growth
+        if growth is not None and self._pool is not None:
+            growth.step(started_s, self._pool)
         if self._may_move:
             with InterruptsHeld():
                 self._may_move = False
@@ -140,6 +149,8 @@ class Reader(Droppable, Iterator[Any]):
             meter.last = self._pass, task
             if stages is not None:
                 meter.count_stages(stages)
+            if growth is not None:
+                growth.delivers(stages)
             if future is not None:
                 meter.received_bytes += future.size_bytes
                 meter.transport_s += future.transport_s
@@ -211,8 +222,13 @@ class Reader(Droppable, Iterator[Any]):
 
     def _await(self) -> None:
         """Wait for the next batch from the workers and stage it. Its future stays in the window until then."""
-        window, delivery = self._window, self._delivery
-        future = window.next_done()
+        window, delivery, growth = self._window, self._delivery, self._growth
+        if growth is None:
+            future = window.next_done()
+        else:
+            began_s = perf_counter()
+            future = window.next_done()
+            growth.waited(max(0.0, perf_counter() - began_s - (0.0 if future is None else future.transport_s)))
         if future is None:
             self._staging.end()
             return

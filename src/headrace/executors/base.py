@@ -87,6 +87,15 @@ class Pool(Droppable, ABC):
         """Have another number of workers from now on, where the executor `resizes`."""
         raise NotImplementedError
 
+    def room_for(self, more: int) -> int:
+        """Return how many of `more` workers there is room for, such as memory, where that can be known."""
+        return more
+
+    @property
+    def up(self) -> int:
+        """How many workers can compute tasks now; the others start."""
+        return self.workers
+
     def open_stream(self, number: int, epoch: int) -> None:
         """Begin pass `number` over an iterable dataset now, if the caller's thread reads it; workers begin it late."""
 

@@ -92,6 +92,10 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         max_prefetch_bytes: How many bytes the batches may have that were asked for in advance, and the one that was
             delivered last; or a `Budget` that several loaders share. One batch is always allowed. `stats().held_back`
             tells whether the limit was reached.
+        max_workers: The largest number of workers, >= `num_workers`, where these are processes and the loader follows a
+            plan. It begins with `num_workers`, which is also the smallest number. There are more workers while the
+            training loop waits for them, and CPUs and memory allow it; fewer where fewer would do. No batch changes.
+            `stats().workers` is the present number. None leaves it at `num_workers`.
 
     Raises:
         ValueError: An option, or a combination of options, is not allowed; the text says what is.
@@ -138,6 +142,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         device: str | torch.device | None = None,
         device_prefetch: int = 1,
         max_prefetch_bytes: int | Budget | None = None,
+        max_workers: int | None = None,
     ) -> None:
         # Kept as they were given, under their own names: frameworks rebuild loaders from such attributes.
         self.seed = seed
@@ -151,6 +156,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         self.device = device
         self.device_prefetch = device_prefetch
         self.max_prefetch_bytes = max_prefetch_bytes
+        self.max_workers = max_workers
         with options.torchs_types(dataset, num_workers, timeout, prefetch_factor):
             super().__init__(
                 dataset,
@@ -196,6 +202,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         )
         self._schedule = Schedule(self._source)
         self._resized: int | None = None
+        self._growth: Any = None
+        options.check_max_workers(self)
         if self._source.order is not None:
             # torch's __setattr__ refuses both from here on.
             both = samplers.install(self._schedule, self.batch_sampler)  # type: ignore[arg-type]
@@ -271,20 +279,25 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
         Not a bit of any batch changes. Where there are to be fewer, those that are too many finish what they have;
         where there are to be more, they take part as soon as they have started. `prefetch_factor` batches are asked
-        for in advance for each of them. `num_workers` stays what it was, since frameworks read it.
+        for in advance for each of them. `num_workers` stays what it was, since frameworks read it. With `max_workers`
+        the number goes on changing from there.
 
         Args:
-            workers: The number of workers, >= 1.
+            workers: The number of workers, >= 1; with `max_workers` from `num_workers` to that.
 
         Raises:
             TypeError: `workers` is not an integer.
-            ValueError: It is less than 1, or any worker cannot compute any batch: without a plan (see `seed=`), with
-                threads, and where the caller's own thread computes.
+            ValueError: It is outside of this range, or any worker cannot compute any batch: without a plan (see
+                `seed=`), with threads, and where the caller's own thread computes.
         """
-        workers = whole_number("workers", workers, low=1, fix="Pass the number of workers.")
+        low, high = (1, None) if self.max_workers is None else (int(self.num_workers), int(self.max_workers))
+        fix = "Pass the number of workers." if high is None else "num_workers= and max_workers= are the limits."
+        workers = whole_number("workers", workers, low=low, high=high, fix=fix)
         executor = options.executor_of(self.executor, self.num_workers)
         options.check_resizable(self, executor)
         self._resized = workers
+        if self._growth is not None:
+            self._growth.go_on_from(workers)
         pool = self._meter.pool
         if pool is not None and not pool.broken:
             pool.resize(workers)
@@ -306,7 +319,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has workers of its own, and all that belongs to them.
-        return vars(self) | dict.fromkeys(("_iterator", "_transfer", "_pinning", "_share")) | {"_remarks": []}
+        return (
+            vars(self) | dict.fromkeys(("_iterator", "_transfer", "_pinning", "_share", "_growth")) | {"_remarks": []}
+        )
 
     def verify(self) -> None:
         """Check that all ranks are about to read the same epoch of the same data, each its own share of it.

@@ -40,7 +40,7 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
 
 _OWN = (
     *("seed", "order", "epoch_samples", "distributed", "tail", "executor", "fetch_threads", "on_error"),
-    *("device", "device_prefetch", "max_prefetch_bytes"),
+    *("device", "device_prefetch", "max_prefetch_bytes", "max_workers"),
 )
 
 _LEFT_OUT: dict[str, tuple[Any, ...]] = {
@@ -208,20 +208,38 @@ def _check_executor(executor: object, num_workers: int) -> None:
     chosen.check_installed()
 
 
-def check_resizable(loader: Any, executor: Executor) -> None:
+def check_max_workers(loader: Any) -> None:
+    """Refuse a largest number of workers that is wrong by itself, or beside the other options.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is less than `num_workers`, or the number of workers may not change.
+    """
+    if loader.max_workers is not None:
+        fix = "num_workers= is the smallest number, and max_workers= the largest."
+        whole_number("max_workers", loader.max_workers, low=max(1, int(loader.num_workers)), fix=fix)
+        check_resizable(loader, executor_of(loader.executor, loader.num_workers), "max_workers=")
+
+
+def check_resizable(loader: Any, executor: Executor, what: str = "resize_workers") -> None:
     """Check that the number of workers may change while they run.
+
+    Args:
+        loader: The loader.
+        executor: The executor that its arguments choose.
+        what: What would change it.
 
     Raises:
         ValueError: It may not.
     """
     if not executor.resizes:
         raise ValueError(
-            f"resize_workers is not allowed with {executor}: only local processes and Ray's workers may become more or "
+            f"{what} is not allowed with {executor}: only local processes and Ray's workers may become more or "
             'fewer. Pass num_workers= and executor="process" or "ray".'
         )
     if not (loader._source.planned() or (executor.by_number and loader._source.kind is Kind.SAMPLER)):
         raise ValueError(
-            f"resize_workers is not allowed: this loader follows no plan ({loader._source.kind.reason}), so the random "
+            f"{what} is not allowed: this loader follows no plan ({loader._source.kind.reason}), so the random "
             "numbers and the order of its batches depend on the number of workers. Pass seed= to get a plan."
         )
 

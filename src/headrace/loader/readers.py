@@ -1,5 +1,6 @@
 """Beginning to read: the pass, the workers and the reader for a loader's kind and executor."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from headrace.delivery.budget import Budget, Share
 from headrace.delivery.device.backends import backend_of, with_index
 from headrace.delivery.device.choice import other_local_rank
 from headrace.delivery.device.transfer import Transfer
+from headrace.delivery.growth import Growth
 from headrace.delivery.pin import pin_function
 from headrace.delivery.reader import Delivery, Reader
 from headrace.delivery.window import Demand
@@ -23,6 +25,7 @@ from headrace.progress import PlanPass, SamplerPass, StreamPass
 from headrace.progress.base import Pass
 from headrace.progress.source import Kind, draw_base_seed
 from headrace.system import world
+from headrace.system.limits import rank_cpus
 from headrace.types import IndexTask, Task
 from headrace.worker import in_memory
 from headrace.worker.work import Work
@@ -187,6 +190,20 @@ def _share(loader: Any) -> Share | None:
     return share
 
 
+def _growth(loader: Any, executor: Executor) -> Growth | None:
+    """Return what changes the loader's number of workers on the way; None if it stays."""
+    if loader.max_workers is not None and loader._growth is None:
+        loader._growth = Growth(
+            least=int(loader.num_workers),
+            most=int(loader.max_workers),
+            cpus=rank_cpus() if executor.local else math.inf,
+            ahead=int(loader.prefetch_factor or 2),
+            workers=loader._workers,
+        )
+    growth: Growth | None = loader._growth
+    return growth
+
+
 def _kept(loader: Any, reader: Reader, persistent: bool) -> Reader:
     """Keep the reader of a pass without a plan: with persistent workers it serves later passes, too."""
     if persistent:
@@ -241,7 +258,9 @@ def _start(loader: Any, executor: Executor, **particulars: Any) -> Pool:
         environment=world.environment(),
         **particulars,
     )
-    pool = executor.start(work, loader._workers, loader.multiprocessing_context)
+    growth = _growth(loader, executor)
+    workers = loader._workers if growth is None else growth.workers
+    pool = executor.start(work, workers, loader.multiprocessing_context)
     loader._meter.watch(pool)
     if loader._source.kind in (Kind.SAMPLER, Kind.STREAM):
         pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
@@ -267,4 +286,5 @@ def _delivery(loader: Any, executor: Executor, link: AccelerateLink | None) -> D
         transforms=tuple(one for one in transforms if one is not None),
         staged_ahead=int(streams and link is not None),  # only the next batch tells whether a stream's is the last
         remarks=loader._remarks,
+        growth=_growth(loader, executor),
     )

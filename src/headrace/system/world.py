@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -63,6 +64,21 @@ def is_given(distributed: object) -> bool:
 def of_environment(distributed: object) -> bool:
     """Tell whether `resolve` reads the environment, since there is no world, mesh or process group."""
     return (distributed is None or distributed is True) and not (dist.is_available() and dist.is_initialized())
+
+
+def local_ranks() -> int:
+    """Return how many ranks run on this machine, as far as this process can know.
+
+    Launchers set `LOCAL_WORLD_SIZE`. Without it, the ranks of an initialised group are taken to be on this machine, but
+    no more than it has accelerators, where it has some.
+    """
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1
+    ranks = dist.get_world_size()
+    return min(ranks, torch.accelerator.device_count()) if torch.accelerator.is_available() else ranks
 
 
 def environment() -> dict[str, str | None]:

@@ -33,7 +33,7 @@ class Stats:
             overlap count twice.
         restarts: How often a worker replaced one that had died. Where a death ends the pass it is how often new workers
             replaced all.
-        workers: Workers that there are now, of those that were started last; see `resize_workers`.
+        workers: Workers that there are now, of those that were started last; see `max_workers` and `resize_workers`.
         slots: Slots of shared memory that are mapped now, of the workers that were started last.
         slot_bytes: Their size, in bytes.
         held_back: How often fewer batches were asked for in advance than `prefetch_factor` says, since

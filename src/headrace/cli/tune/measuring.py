@@ -141,6 +141,7 @@ class Subject:
             "fetch_threads": setting.fetch_threads,
             "executor": self.executor_of(setting.executor),
             "persistent_workers": not inline,
+            "max_workers": None,
             **self._samplers(),
         }
         if setting.executor != "process":
@@ -148,7 +149,8 @@ class Subject:
         if inline:
             changed |= {"timeout": 0, "max_prefetch_bytes": None}
         try:
-            return remade(loader, changed, optional=("shuffle", "sampler", "batch_sampler", "max_prefetch_bytes"))
+            optional = ("shuffle", "sampler", "batch_sampler", "max_prefetch_bytes", "max_workers")
+            return remade(loader, changed, optional)
         except CannotRemake as error:
             raise CannotTune(
                 f"{error}: a loader is tuned by making others like it with other arguments. "

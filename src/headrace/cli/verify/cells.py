@@ -225,6 +225,7 @@ class Subject:
             "num_workers": 0 if cell.executor == "inline" else cell.workers,
             "executor": "process" if processes else cell.executor,
             "multiprocessing_context": cell.kind if processes else None,
+            "max_workers": None,
             "prefetch_factor": None,
             "persistent_workers": False,
             "in_order": True,
@@ -233,7 +234,7 @@ class Subject:
         changed |= {"timeout": 0} if cell.executor == "inline" else {}
         changed |= {} if loader.epoch_samples is None else {"epoch_samples": None}  # they are in the order
         try:
-            return remade(loader, changed, optional=("shuffle", "pin_memory"))
+            return remade(loader, changed, optional=("shuffle", "pin_memory", "max_workers"))
         except CannotRemake as error:
             raise CannotVerify(
                 f"{error}: a loader is verified by making others like it with other arguments. "

@@ -314,6 +314,11 @@ class DispatchedPool(Pool, Generic[P]):
             self._dismiss()
             self._deal()
 
+    @property
+    def up(self) -> int:
+        """How many workers can compute tasks now; the others start."""
+        return sum([peer.up for peer in self._peers])
+
     def _start_more(self) -> None:
         """Start the workers that the pool does not have yet, or some of them, and those that are only prepared."""
         while len(self._peers) < self.workers:

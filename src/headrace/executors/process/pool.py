@@ -36,6 +36,7 @@ from headrace.executors.link.stacks import stacks_of, write_when_asked
 from headrace.executors.link.wire import Assigned, Wire, no_answer
 from headrace.executors.process.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
 from headrace.executors.process.peer import ProcessPeer, death_error, end_workers
+from headrace.executors.process.room import workers_that_fit
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Mapping, Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
@@ -227,6 +228,10 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
 
     def _how_it_ended(self, death: BaseException) -> str:
         return "; the last one " + str(death.__cause__).partition(") ")[2]
+
+    def room_for(self, more: int) -> int:
+        """Return how many of `more` workers there is memory for."""
+        return workers_that_fit(more, [peer.process.pid for peer in self._peers if peer.up], self.slots[1])
 
     @property
     def processes(self) -> Sequence[BaseProcess]:

@@ -281,6 +281,22 @@ def describe_resources(ray: Any, head: Head, needs: dict[str, float]) -> str:
     return "the cluster does not tell what resources it has"
 
 
+def workers_that_fit(ray: Any, head: Head, needs: dict[str, float]) -> int | None:
+    """Return for how many more workers the cluster has free resources; None if it does not tell, or they need none.
+
+    Args:
+        ray: The module, connected.
+        head: The cluster's head.
+        needs: What each worker reserves.
+    """
+    if not head.answers():
+        return 0
+    with suppress(Exception):  # the cluster may have ended
+        free = ray.available_resources()
+        return min((int(free.get(name, 0.0) / amount) for name, amount in needs.items() if amount > 0), default=None)
+    return None
+
+
 def few_started(up: int, workers: int, resources: str) -> str:
     """Return the warning that not all workers have come up."""
     return (

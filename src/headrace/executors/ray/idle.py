@@ -95,6 +95,11 @@ class IdleActors:
         with self._changed:
             self._wake_watcher()
 
+    def count(self, job: str, options: Any) -> int:
+        """Return how many idle actors the next pool with these options could take."""
+        with self._changed:
+            return sum(one.job == job and one.options == options for one in self._idle)
+
     def clear(self) -> None:
         """End all idle actors now."""
         with self._changed:

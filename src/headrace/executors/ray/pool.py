@@ -23,6 +23,7 @@ from headrace.executors.ray.cluster import (
     few_started,
     none_started,
     starts_at_once,
+    workers_that_fit,
 )
 from headrace.executors.ray.connections import Connections
 from headrace.executors.ray.events import CopiedSlots, Copier, Event, EventQueue
@@ -311,9 +312,22 @@ class RayPool(DispatchedPool[RayPeer]):
         found = [(str(peer), stacks_of(peer.setup_result.pid)) for peer in here if peer.setup_result is not None]
         return [f"{who}:\n{text}" for who, text in found if text]
 
+    @property
+    def _needs(self) -> dict[str, float]:
+        """What each worker reserves of the cluster's resources."""
+        return {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
+
     def _describe_resources(self, *more: str) -> str:
-        needs = {"CPU": float(self._settings.num_cpus), **self._settings.options.get("resources", {})}
-        return describe_resources(self._ray, self._head, needs | dict.fromkeys(more, 0.0))
+        return describe_resources(self._ray, self._head, self._needs | dict.fromkeys(more, 0.0))
+
+    def room_for(self, more: int) -> int:
+        """Return how many of `more` workers the cluster has free resources for, or idle actors."""
+        free = workers_that_fit(self._ray, self._head, self._needs)
+        if free is None:
+            return more
+        starting = self.workers - self.up  # they may not have theirs yet
+        idle = IDLE_ACTORS.count(self._head.job, self._settings.options)
+        return max(0, min(more, free + idle - starting))
 
     @property
     def slots(self) -> tuple[int, int]:
