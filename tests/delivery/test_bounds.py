@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from headrace import DataLoader
+from headrace.executors.dispatch import rules
 from waiting import LIMIT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:epoch 0 was abandoned")
@@ -29,6 +30,12 @@ def slots(ahead: int, held: int) -> int:
     The next batch is asked for before the user drops the one before, which is therefore held, too.
     """
     return ahead + held + 1 + WORKERS
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_helped_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second copy of a task that is overdue, on a busy machine, would be counted, too."""
+    monkeypatch.setattr(rules, "OVERDUE_S", 1000.0)
 
 
 class Ledger(torch.utils.data.Dataset[torch.Tensor]):
@@ -161,7 +168,7 @@ def test_a_worker_that_stands_still_costs_no_more_than_its_own_batches(ledger: A
 
 @pytest.mark.parametrize("options", [{}, {"seed": None}], ids=["plan", "parity"])
 def test_restarts_of_persistent_workers_do_not_add_up(ledger: Any, options: dict[str, Any]) -> None:
-    """What the workers still owe of an abandoned pass is done, and thrown away: nothing piles up."""
+    """What the workers still owe of an abandoned pass is done or dropped, and thrown away: nothing piles up."""
     dataset = ledger()
     loader = a_loader(dataset, persistent_workers=True, **options)
     passes, asked = 12, 0
@@ -173,10 +180,11 @@ def test_restarts_of_persistent_workers_do_not_add_up(ledger: Any, options: dict
         assert dataset.finished() <= asked
         # The reader before holds what came for it, until the new one has asked for its first batches.
         assert mapped(reader) <= slots(3 * AHEAD, 1)
-    dataset.wait_for(asked)
+    in_turn = bool(options)  # then each task is sent at once; those of a plan may be dropped before
+    dataset.wait_for(asked if in_turn else asked - passes * AHEAD)
     assert sum(1 for _ in loader) == LENGTH
-    early = 0 if options else AHEAD  # a plan's next epoch has begun
-    assert 0 <= dataset.finished() - asked - LENGTH <= early
+    early = 0 if in_turn else AHEAD  # a plan's next epoch has begun
+    assert dataset.finished() - asked - LENGTH <= early
     assert mapped(iter(loader)) <= slots(3 * AHEAD, 1)
 
 
@@ -203,12 +211,11 @@ def test_who_keeps_batches_pays_for_those_alone(ledger: Any) -> None:
         for batch in reader:
             kept.append(batch)
             assert mapped(reader) <= slots(AHEAD, keep)
-    most = mapped(reader)
     kept.clear()
     for _ in range(3):
         for number, batch in enumerate(loader):
             assert batch.tolist()[::5000] == [number] * 4
-        assert mapped(reader) <= most, "slots that came back are used again"
+        assert mapped(reader) <= slots(AHEAD, keep), "slots that came back are used again"
 
 
 def test_batches_kept_for_ever_stay_as_they_are(ledger: Any) -> None:
