@@ -21,7 +21,8 @@ from headrace import DataLoader
 from headrace.errors import SlotTooLarge
 from headrace.memory.codec import SlotWriter, lift, slot_collate
 from headrace.memory.pickling import decode
-from headrace.memory.slots import Loans, Mapping, Ring, anonymous_file, headroom
+from headrace.memory.slots import Loans, Mapping, Ring, anonymous_file
+from headrace.system.limits import free_memory
 
 LARGE = 100_000
 
@@ -261,11 +262,11 @@ def test_memory_that_is_refused_is_an_error_before_it_is_used() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.skipif(headroom() is None, reason="this system does not say how much memory is left")
+@pytest.mark.skipif(free_memory() is None, reason="this system does not say how much memory is left")
 def test_memory_that_is_not_there_is_refused_rather_than_taken() -> None:
     """The kernel would grant the memory, and then kill a process."""
     with pytest.raises(SlotTooLarge, match=r"\d+ bytes of memory are left"):
-        anonymous_file((headroom() or 0) + 2**30)
+        anonymous_file((free_memory() or 0) + 2**30)
 
 
 def test_a_worker_that_is_refused_memory_goes_on() -> None:

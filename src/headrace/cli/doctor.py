@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.errors import pip_install
-from headrace.memory.slots import headroom
 from headrace.system import world
-from headrace.system.limits import usable_cpus
+from headrace.system.limits import free_memory, usable_cpus
 from headrace.version import __version__
 
 _FEW_FILES = 1024
@@ -95,7 +94,7 @@ def _limits() -> Iterator[Finding]:
     if usable < cores:
         advice = f"The machine has {cores}. More than {max(1, int(usable))} busy workers only wait for each other."
     yield Finding("CPUs", f"{usable:g}", advice)
-    room = headroom()
+    room = free_memory()
     if room is not None:
         yield Finding("memory", f"{room / 2**30:.1f} GiB left on the machine and in its control group")
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -14,13 +14,12 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import SlotTooLarge
+from headrace.system.limits import free_memory
 
 ALIGNMENT = 64
 """The alignment of tensors in a slot, in bytes: a cache line."""
@@ -107,7 +106,7 @@ def anonymous_file(size: int) -> int:
     Raises:
         SlotTooLarge: The system refuses the memory. At the first write this would be a SIGBUS.
     """
-    room = headroom()
+    room = free_memory()  # the kernel does not refuse a larger request, but kills a process
     if room is not None and size > room:
         raise _refused(size, f"{room} bytes of memory are left")
     if hasattr(os, "memfd_create"):
@@ -124,23 +123,6 @@ def anonymous_file(size: int) -> int:
         os.close(descriptor)
         raise _refused(size, str(error.strerror)) from error
     return descriptor
-
-
-def headroom() -> int | None:
-    """Return how many bytes of memory the machine and the cgroup have left; None if unknown.
-
-    The kernel does not refuse a larger request, but kills a process.
-    """
-    rooms = []
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        rooms.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
-    with suppress(OSError, StopIteration, ValueError):  # no cgroup, or one without a limit
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        group = Path("/sys/fs/cgroup") / next(line for line in lines if line.startswith("0::"))[3:].lstrip("/")
-        limit = int((group / "memory.max").read_text())
-        rooms.append(limit - int((group / "memory.current").read_text()))
-    return min(rooms, default=None)
 
 
 def _refused(size: int, why: str) -> SlotTooLarge:

@@ -18,7 +18,7 @@ from headrace.cli.tune.report import Report, figure_class
 from headrace.cli.verify.cells import collect_warnings
 from headrace.errors import MissingExtra, bad_value
 from headrace.loader.options import EXECUTORS
-from headrace.memory.slots import headroom
+from headrace.system.limits import free_memory
 from headrace.tuning.diagnosis import Machine
 from headrace.tuning.race import RULE, Visit
 from headrace.tuning.search import Search, SettingFailed
@@ -149,7 +149,7 @@ def tuned(target: str, options: Options, cpus: float, console: Console) -> Repor
         raise CannotTune(str(error)) from error
     subject = Subject(factory)
     grid = grid_of(subject, options, cpus)
-    room, visits = headroom(), 0
+    room, visits = free_memory(), 0
     with _progress(console) as show:
 
         def seen(setting: Setting, visit: Visit) -> None:
