@@ -25,8 +25,7 @@ class Steps:
     size: int
     positions: Positions
     indices: Indices
-    _words: Words | None = field(init=False, default=None)
-    _batch_words: list[list[int]] = field(init=False, default_factory=list)
+    _seeds: tuple[Words, list[list[int]]] | None = field(init=False, default=None)
 
     @classmethod
     def of(cls, plan: Plan, first: PlanTask, workers: int) -> "Steps":
@@ -46,8 +45,9 @@ class Steps:
 
     def words(self, samples: slice, seed: int) -> tuple[Words, list[int]]:
         """Return the seeds of the generators for the samples of a step, shape (n, 3), and for their collation."""
-        if self._words is None:  # for all steps: numpy's calls take longer than what they compute for one
+        if self._seeds is None:  # for all steps: numpy's calls take longer than what they compute for one
             epoch = self.first.epoch
-            self._words = sample_words(seed, epoch, self.positions)
-            self._batch_words = batches_seeds(seed, epoch, self.positions[:: self.size].tolist())
-        return self._words[samples], self._batch_words[samples.start // self.size]
+            of_batches = batches_seeds(seed, epoch, self.positions[:: self.size].tolist())
+            self._seeds = sample_words(seed, epoch, self.positions), of_batches
+        words, of_batches = self._seeds
+        return words[samples], of_batches[samples.start // self.size]

@@ -178,7 +178,6 @@ class Actor:
         if result.versions != setup.versions:
             return result
         pickle_with(by_value_pickler())
-        write_when_asked()
         keep_freed_memory()
         try:
             # Ray's memory is shared and read-only. The dataset's tensors must belong to the worker.
