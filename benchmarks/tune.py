@@ -83,10 +83,21 @@ class Large(Samples):
         return chosen.copy()
 
 
+class Scanned(Samples):
+    """Samples for which 8 MB are read from memory, more than the caches hold, and nothing large is allocated."""
+
+    def __init__(self) -> None:
+        self.kept = np.ones((16, 1 << 21), np.float32)
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.kept[index % len(self.kept)].max())
+
+
 WORKLOADS: dict[str, tuple[Callable[[], Dataset[Any]], int]] = {
     "storage, 20 ms a sample": (Stored, 16),
     "3.3 ms with the GIL": (Computed, 16),
     "20 ms of storage and 0.2 ms of numpy": (Mixed, 16),
+    "8 MB a sample, read from memory": (Scanned, 8),
     "2 MB a sample, copied": (Large, 8),
 }
 
