@@ -223,10 +223,15 @@ def tell(
         )
 
 
-def soak(
-    capsys: pytest.CaptureFixture[str], loader: DataLoader[Any], killer: Killer, expected: list[Any], quiet: list[float]
-) -> None:
-    """Read the same epoch again and again until the killer is done."""
+def soak(capsys: pytest.CaptureFixture[str], killer: Killer, **options: Any) -> None:
+    """Read the same epoch again and again until the killer is done.
+
+    Each worker is replaced once, but for the last ones, which may not be noticed any more.
+    """
+    options |= {"batch_size": 1, "shuffle": True, "seed": 5}
+    loader = DataLoader(Busy(), persistent_workers=True, worker_init_fn=hang_on_signal, **options)
+    expected = list(DataLoader(Busy(), batch_size=1, shuffle=True, seed=5))
+    quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
     waits, epochs = list[tuple[float, float]](), 0
     began = time.perf_counter()
     with killer.at_work():
@@ -237,32 +242,16 @@ def soak(
             epochs += 1
     took = f"{time.perf_counter() - began:.0f} s, {loader.stats().restarts} replaced, {epochs} epochs"
     tell(capsys, took, killer, waits, quiet)
-
-
-def check_restarts(loader: DataLoader[Any], killer: Killer) -> None:
-    """Check that each was replaced once, but for the last ones, which may not be noticed any more."""
     assert killer.most - 3 <= loader.stats().restarts <= killer.most
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:worker .* was stopped")
+@pytest.mark.filterwarnings("ignore:worker .* somebody has sent SIGSTOP")
 @pytest.mark.parametrize(("method", "kills"), [("fork", KILLS), ("spawn", SPAWN_KILLS)])
 @pytest.mark.timeout(240 + 5 * max(KILLS, SPAWN_KILLS))
 def test_soak(capsys: pytest.CaptureFixture[str], method: str, kills: int) -> None:
-    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
-    loader = DataLoader(
-        Busy(),
-        num_workers=2,
-        multiprocessing_context=method,
-        persistent_workers=True,
-        worker_init_fn=hang_on_signal,
-        **options,
-    )
-    expected = list(DataLoader(Busy(), **options))
-    quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
     killer = Killer(11, processes_of if method == "fork" else processes_up_of, most=kills)
-    soak(capsys, loader, killer, expected, quiet)
-    check_restarts(loader, killer)
+    soak(capsys, killer, num_workers=2, multiprocessing_context=method)
 
 
 @pytest.mark.ray
@@ -270,19 +259,7 @@ def test_soak(capsys: pytest.CaptureFixture[str], method: str, kills: int) -> No
 @pytest.mark.timeout(600 + 10 * RAY_KILLS)
 def test_soak_on_ray(capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the kills hit workers that hand over shared memory, half those that go through Ray's store."""
-    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
-    expected = list(DataLoader(Busy(), **options))
     for executor in (RAY, replace(RAY, shared_memory=False)):
-        loader = DataLoader(
-            Busy(),
-            num_workers=3,
-            executor=executor,
-            persistent_workers=True,
-            worker_init_fn=hang_on_signal,
-            **options,
-        )
-        quiet = [end - began for began, end in gaps(iter(loader), expected)[10:]]
         # One is left alive: to start another takes longer than all that is measured.
         killer = Killer(11, lambda reader: pids_of(reader)[1:], most=RAY_KILLS // 2)
-        soak(capsys, loader, killer, expected, quiet)
-        check_restarts(loader, killer)
+        soak(capsys, killer, num_workers=3, executor=executor)

@@ -90,8 +90,8 @@ def test_a_slow_but_honest_sample_is_neither_killed_nor_an_error(
     monkeypatch.setattr(rules, "_HUNG_S", 60.0)
     dataset = Gated(tmp_path, [10])
     loader = a_loader(dataset)
-    reader = iter(loader)
-    pool: Any = reader._pool  # type: ignore[attr-defined]
+    reader: Any = iter(loader)
+    pool = reader._pool
     batches = [flat(next(reader)) for _ in range(3)]
 
     def let_on() -> None:

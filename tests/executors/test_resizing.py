@@ -30,8 +30,8 @@ def test_more_and_fewer_workers_in_the_middle_of_an_epoch(workers: dict[str, Any
     """1, 4, then 2; with a death after each."""
     dataset = Mortal(tmp_path, [40, 100], length=150)
     loader = a_loader(dataset, **workers)
-    reader = iter(loader)
-    pool: Any = reader._pool  # type: ignore[attr-defined]
+    reader: Any = iter(loader)
+    pool = reader._pool
     batches = []
     for number, batch in enumerate(reader):
         batches.append(flat(batch))
@@ -62,9 +62,9 @@ def test_between_epochs_new_workers_are_as_many(tmp_path: Path) -> None:
     first = [flat(batch) for batch in loader]
     loader.resize_workers(3)
     loader.set_epoch(0)
-    reader = iter(loader)
-    assert len(reader._pool._peers) == 3  # type: ignore[attr-defined]
-    assert len(reader._window._futures) == 6, "with as many tasks each"  # type: ignore[attr-defined]
+    reader: Any = iter(loader)
+    assert len(reader._pool._peers) == 3
+    assert len(reader._window._futures) == 6, "with as many tasks each"
     assert [flat(batch) for batch in reader] == first
 
 

@@ -92,7 +92,7 @@ class Seeder:
         Args:
             failed: Whether it ended in an exception. Then it does not show what a whole batch draws from.
         """
-        moved = [one.end(failed) for one in self._watched]
+        moved = [one.end(failed) for one in self._watched]  # each has to end
         return any(moved)
 
 

@@ -252,23 +252,23 @@ class Dispatcher:
             return min(peers, key=lambda one: one.last_answer_s)
         return None
 
-    def hung(self, peers: Sequence[Peer[Any]], timeout_s: float | None) -> Dispatched | None:
+    def hung(self, everyone: Sequence[Peer[Any]], timeout_s: float | None) -> Dispatched | None:
         """Return a task that hangs: all workers that have it are at it for too long, and no other could try it.
 
         Args:
-            peers: All workers.
+            everyone: All workers, those included that leave.
             timeout_s: The user's time limit for a batch, in seconds; None if there is none.
         """
         now_s, limit_s = self._clock(), rules.hangs_after(self.times, timeout_s)
-        for peer in peers:
+        for peer in everyone:
             future: Dispatched | None = peer.unanswered[0] if peer.unanswered else None
             if future is None or future.done():
                 continue
             live = live_holders(future, now_s)
             alone = len(live) < rules.MOST_COPIES
-            if alone and (self._second(future, peers) is not None or not all(one.up for one in peers)):
+            if alone and (self._second(future, everyone) is not None or not all(one.up for one in everyone)):
                 continue
-            if all(one.at(future, now_s) > limit_s for one in live):
+            if all(one.time_at(future, now_s) > limit_s for one in live):
                 return future
         return None
 

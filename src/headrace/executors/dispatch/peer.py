@@ -143,7 +143,7 @@ class Peer(Generic[F]):
             return False
         return now_s - self.last_answer_s > rules.patience(self.patience_s, self.unanswered[0].took_s)
 
-    def at(self, future: Dispatched, now_s: float) -> float:
+    def time_at(self, future: Dispatched, now_s: float) -> float:
         """Return how long it has been computing a task, in seconds; 0 if it has not begun it, or is not up."""
         return now_s - self.last_answer_s if self.up and self.unanswered and self.unanswered[0] is future else 0.0
 

@@ -59,9 +59,8 @@ class DispatchedPool(Pool, Generic[P]):
         self._checked_s = self._looked_s = clock()
         self._peers: list[P] = []
         self._leaving: list[P] = []
-        self._gone: dict[
-            int | None, Callable[[], BaseException]
-        ] = {}  # by worker that is not replaced; None for all of them
+        # What makes errors for the tasks of each worker that is not replaced; under None, for all tasks.
+        self._gone: dict[int | None, Callable[[], BaseException]] = {}
 
     # What carries tasks and answers.
 
@@ -158,7 +157,10 @@ class DispatchedPool(Pool, Generic[P]):
     # Waiting.
 
     def wait(self, futures: Sequence[Future], timeout_s: float | None = None) -> bool:
-        """Wait until one of the futures is done; meanwhile, deal tasks and look after the workers."""
+        """Wait until one of the futures is done; meanwhile, deal tasks and look after the workers.
+
+        A task hangs when it has taken two workers `timeout_s` each.
+        """
         now_s = self._clock()
         deadline = None if timeout_s is None else now_s + timeout_s
         if (self._dispatcher.queue and self._dispatcher.ready) or now_s - self._checked_s > CHECK_WORKERS_S:
@@ -237,10 +239,11 @@ class DispatchedPool(Pool, Generic[P]):
     def _give_up_on(self, future: Dispatched) -> None:
         """Fail a task that hangs, and replace the workers that are at it."""
         holders: list[Any] = [one for one in future.holders if one.unanswered[0] is future]
-        limit = f"{min(one.at(future, self._clock()) for one in holders):.0f} s"
+        waited_s = min(one.time_at(future, self._clock()) for one in holders)
         error = DeliveryTimeout(f"{name_task(self.work, future.task)} hangs")
         who = " and ".join(map(str, holders))
-        note(error, f"no answer for {limit}, from {who}; replaced by {'another' if len(holders) == 1 else 'others'}")
+        others = "another" if len(holders) == 1 else "others"
+        note(error, f"no answer for {waited_s:.0f} s, from {who}; replaced by {others}")
         for text in self._stacks(holders):
             note(error, text)
         future.fail(error)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def write_when_asked() -> None:
         with suppress(OSError):  # no descriptor is left: then nobody can ask
             _file = os.fdopen(os.memfd_create(_NAME, os.MFD_CLOEXEC), "wb", buffering=0)
             faulthandler.register(_signal(), _file, all_threads=True)
+
+
+def stacks_of_workers(workers: Iterable[tuple[object, int | None]]) -> list[str]:
+    """Return the stacks of workers that tell, each below the worker's name.
+
+    Args:
+        workers: Each worker, and its process's number.
+    """
+    return [f"{worker}:\n{text}" for worker, pid in workers if (text := stacks_of(pid))]
 
 
 def stacks_of(pid: int | None) -> str:

@@ -32,7 +32,7 @@ from headrace.executors.dispatch.pool import DispatchedPool
 from headrace.executors.link.frames import EMPTY_FRAME
 from headrace.executors.link.lending import Lender
 from headrace.executors.link.serving import Server, serve
-from headrace.executors.link.stacks import stacks_of, write_when_asked
+from headrace.executors.link.stacks import stacks_of_workers, write_when_asked
 from headrace.executors.link.wire import Assigned, Wire, no_answer
 from headrace.executors.process.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
 from headrace.executors.process.peer import ProcessPeer, death_error, end_workers
@@ -307,8 +307,7 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
             )
 
     def _stacks(self, peers: Sequence[ProcessPeer]) -> Sequence[str]:
-        found = [(str(peer), stacks_of(peer.process.pid)) for peer in peers]
-        return [f"{who}:\n{text}" for who, text in found if text]
+        return stacks_of_workers((peer, peer.process.pid) for peer in peers)
 
     def close(self) -> None:
         if os.getpid() != self._owner:  # a forked child inherited the object, not the workers

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.errors import ClusterUnavailable, WorkerDied, note
 from headrace.executors.dispatch.pool import CHECK_WORKERS_S, DispatchedPool
-from headrace.executors.link.stacks import stacks_of
+from headrace.executors.link.stacks import stacks_of_workers
 from headrace.executors.link.wire import no_answer
 from headrace.executors.ray.actor import Setup, by_value_pickler, pickled, versions
 from headrace.executors.ray.cluster import (
@@ -141,9 +141,7 @@ class RayPool(DispatchedPool[RayPeer]):
             self._connections.disconnect(peer)
             self._dispatcher.set_up(peer)
 
-    def _lose(
-        self, peer: RayPeer, cause: BaseException | None = None, at_fault: bool = True, starting: int = 1
-    ) -> None:
+    def _lose(self, peer: RayPeer, cause: BaseException | None = None, at_fault: bool = True) -> None:
         if self._is_current(peer) and not self._head.joined():
             self._end(peer)
             self._give_up(partial(ClusterUnavailable, LEFT))
@@ -308,9 +306,8 @@ class RayPool(DispatchedPool[RayPeer]):
 
     def _stacks(self, peers: Sequence[RayPeer]) -> Sequence[str]:
         """Return what workers on this machine are doing; those on others do not tell."""
-        here = [one for one in peers if one.setup_result is not None and one.host == platform.node()]
-        found = [(str(peer), stacks_of(peer.setup_result.pid)) for peer in here if peer.setup_result is not None]
-        return [f"{who}:\n{text}" for who, text in found if text]
+        here = platform.node()
+        return stacks_of_workers((one, one.setup_result.pid) for one in peers if one.setup_result and one.host == here)
 
     @property
     def _needs(self) -> dict[str, float]:
