@@ -31,6 +31,12 @@ pytestmark = [
 BATCH = 3
 
 
+@pytest.fixture(autouse=True)
+def _nobody_is_helped_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a task may be overdue: a second copy of it would be counted, too."""
+    monkeypatch.setattr(rules, "OVERDUE_S", 1000.0)
+
+
 def a_loader(dataset: Any, **options: Any) -> DataLoader[Any]:
     options = {"batch_size": BATCH, "num_workers": 2, "seed": 3, "multiprocessing_context": "fork"} | options
     return DataLoader(dataset, **options)
@@ -368,16 +374,12 @@ def test_a_timeout_says_what_is_slow_and_where(gated: Any) -> None:
         next(reader)
     assert str(caught.value) == "DataLoader timed out after 0.3 seconds"
     note, *stacks = notes(caught)
-    at_it = {
-        (worker, process) for index, worker, process in dataset.begun() if index == 6
-    }  # one may help out the other
+    ((worker, process),) = [(worker, process) for index, worker, process in dataset.begun() if index == 6]
     state = ", sleeping" if Path("/proc/self/stat").exists() else ""
-    for worker, process in at_it:
-        assert f"worker {worker} (pid {process}{state}) has step 3 of epoch 0 (samples [6, 7])" in note
+    assert f"worker {worker} (pid {process}{state}) has step 3 of epoch 0 (samples [6, 7])" in note
     assert "batches asked for after it" in note
     if Path("/proc/self/stat").exists():
-        assert len(stacks) >= len(at_it), "of the workers that have it"
-        assert all("__getitem__" in stack for stack in stacks[: len(at_it)]), "and where they are"
+        assert "__getitem__" in stacks[0], "where the worker is that has it"
     os.write(dataset.opener, b"xxxx")
     batches += list(reader)
     assert [flat(batch) for batch in batches] == undisturbed(dataset, batch_size=2)
