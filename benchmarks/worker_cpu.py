@@ -35,6 +35,15 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         return self.images[index].float().div(255), self.labels[index]
 
 
+_modes: list[torch.inference_mode] = []
+
+
+def without_gradients(worker_id: int) -> None:
+    """Have a worker record nothing for gradients, until it ends."""
+    _modes.append(torch.inference_mode())
+    _modes[-1].__enter__()
+
+
 def of_worker(loader: Any) -> tuple[float, ...]:
     """Return the CPU microseconds that the only worker of a loader spends on a sample."""
     reader = iter(loader)
@@ -75,8 +84,13 @@ def worker_cpu() -> Iterator[Row]:
     dataset = Images()
     plan = Plan(Shuffled(), SAMPLES, BATCH_SIZE, seed=SEED)
     steps = [plan.batch(0, step).tolist() for step in range(SAMPLES // BATCH_SIZE)]
+
+    def ours(**options: Any) -> tuple[float, ...]:
+        return of_worker(DataLoader(dataset, BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1, **options))
+
     ways: dict[str, Callable[[], tuple[float, ...]]] = {
-        "ours": lambda: of_worker(DataLoader(dataset, BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1)),
+        "ours": ours,
+        "in inference mode": lambda: ours(worker_init_fn=without_gradients),
         "a plain loop": lambda: of_loop(dataset, steps),
         "torch": lambda: of_worker(TorchLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=1)),
     }
@@ -84,3 +98,6 @@ def worker_cpu() -> Iterator[Row]:
     name = "28 × 28 images, batches of 100, a worker's CPU for a sample"
     for rival in ("a plain loop", "torch"):
         yield from compared({name: "us"}, taken["ours"], taken[rival], rival)
+    yield from compared(
+        {f"{name}, in inference mode": "us"}, taken["in inference mode"], taken["a plain loop"], "a plain loop"
+    )
