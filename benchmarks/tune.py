@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -153,8 +154,12 @@ def finals(subject: Subject, settings: Sequence[Setting]) -> dict[Setting, list[
 
 
 def tune() -> Iterator[Row]:
-    """Tune four workloads from three random settings each; those chosen then run in turn with the best of a sweep."""
+    """Tune each workload from three random settings each; those chosen then run in turn with the best of a sweep."""
     good = count = 0
+    threads = torch.get_num_threads()
+    # As torchrun has it. With two threads of torch's, which wait for each other, a copy in the trainer's own thread takes
+    # up to thirty times as long while another process uses one of two CPUs: the figures would tell about that process.
+    torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about more workers than CPUs
         for name, (make, batch_size) in WORKLOADS.items():
@@ -177,4 +182,5 @@ def tune() -> Iterator[Row]:
                 spread = (max(own) - min(own)) / ours
                 yield Row(label, ours * 1e3, rival * 1e3, what, "ms", ratio, RUNS, spread)
                 print(f"  limited by {one.result.diagnosis.limit.value}: {one.result.diagnosis.why}")
+    torch.set_num_threads(threads)
     print(f"within {WITHIN - 1:.0%} of the best of the sweep: {good} of {count}")
