@@ -157,8 +157,8 @@ def tune() -> Iterator[Row]:
     """Tune each workload from three random settings each; those chosen then run in turn with the best of a sweep."""
     good = count = 0
     threads = torch.get_num_threads()
-    # As torchrun has it. With two threads of torch's, which wait for each other, a copy in the trainer's own thread takes
-    # up to thirty times as long while another process uses one of two CPUs: the figures would tell about that process.
+    # As torchrun has it. With two threads of torch's, which wait for each other, a copy in the trainer's own thread
+    # takes up to thirty times as long while another process uses one of two CPUs, and so tells about that process.
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about more workers than CPUs
