@@ -133,6 +133,7 @@ def transfer() -> Iterator[Row]:
         stateful = "torchdata", StatefulDataLoader
         yield from beside_torch("38 MB float32, default collation", lambda: image, 20, 64, workers, stateful)
         yield from beside_torch("100 x 28x28, default collation", lambda: digit, 100, 100, workers, stateful)
+    yield from beside_torch("38 MB float32, default collation", lambda: image, 40, 64, workers=0)
     yield from limits()
     for workers in (1, 2, 4):
         yield from beside_torch("4.8 MB uint8, default collation", lambda: small, 100, 32, workers)

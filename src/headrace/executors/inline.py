@@ -1,7 +1,7 @@
 """Work done in the caller's own thread, when it asks for the result: the reference for every other executor."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from headrace.executors.base import Executor, Pool
@@ -32,7 +32,7 @@ class _InlinePool(Pool):
         return object.__new__(cls)  # without `Droppable`'s finalizer: there is nothing to close
 
     def __init__(self, work: Work) -> None:
-        self.work = work
+        self.work = work = replace(work, reuses=True)
         self.workers = 1
         self.direct = self._worker = Worker(work)
 

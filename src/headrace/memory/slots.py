@@ -53,15 +53,15 @@ def keep_freed_memory() -> None:
 
 
 class Mapping:
-    """Shared memory, mapped while this object lives. Unlike `mmap.mmap` it keeps no descriptor open.
+    """Memory that is mapped while this object lives. Unlike `mmap.mmap` it keeps no descriptor open.
 
     The file is mapped over the memory of an `mmap.mmap`, which unmaps it in C. A `__del__` would not be safe: after a
     Ctrl-C in it, its remaining lines never run.
 
     Args:
-        descriptor: The file; it may be closed afterwards.
+        descriptor: The file to share; it may be closed afterwards. None for memory of this process alone.
         size: Its length in bytes.
-        private: Whether writes stay in this process.
+        private: Whether writes to a file stay in this process.
 
     Attributes:
         address: Its first address.
@@ -72,16 +72,19 @@ class Mapping:
         SlotTooLarge: The system has no address space for it.
     """
 
-    def __init__(self, descriptor: int, size: int, private: bool = False) -> None:
+    def __init__(self, descriptor: int | None, size: int, private: bool = False) -> None:
         protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         try:
-            # Read-only, so that the kernel does not count it as committed memory.
-            pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON, mmap.PROT_READ)
+            # Under a file read-only, so that the kernel does not count it as committed memory.
+            before = protection if descriptor is None else mmap.PROT_READ
+            pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON, before)
         except OSError as error:
             raise _unmappable(size, error.errno) from error
         self.pages: Any = pages
         self.address: int = np.frombuffer(pages, np.uint8).ctypes.data
         self.size = size
+        if descriptor is None:
+            return
         if _LIBC.mmap(self.address, size, protection, kind | _MAP_FIXED, descriptor, 0) == _FAILED:
             raise _unmappable(size, ctypes.get_errno())
 
@@ -97,7 +100,7 @@ class Mapping:
 
 
 def _unmappable(size: int, number: int | None) -> SlotTooLarge:
-    return SlotTooLarge(f"{size} bytes of shared memory cannot be mapped: {os.strerror(number or 0)}")
+    return SlotTooLarge(f"{size} bytes of memory cannot be mapped: {os.strerror(number or 0)}")
 
 
 def anonymous_file(size: int) -> int:
@@ -306,19 +309,21 @@ class Loans:
 
 
 class BufferPool:
-    """The rank's own memory for batches that come through Ray. A buffer is reused when the last view of it dies.
+    """The rank's own memory for batches. A buffer is reused when the last view of it dies.
 
     Args:
         spare: The number of unused buffers that are kept.
+        private: Whether forked processes get copies. Otherwise they share the buffers.
 
     Attributes:
         spare: The same.
         pin: Called with each new buffer, if it is not None.
     """
 
-    def __init__(self, spare: int) -> None:
+    def __init__(self, spare: int, private: bool = False) -> None:
         self.pin: Callable[[Mapping], None] | None = None
         self.spare = spare
+        self._private = private
         self._buffers: dict[int, tuple[Mapping, _LeaseReference]] = {}
         self._returned: deque[_LeaseReference] = deque()  # filled from any thread
         self._count = 0
@@ -334,7 +339,9 @@ class BufferPool:
             buffer, _ = self._buffers.pop(self._returned.popleft().slot)
             if wanted <= buffer.size <= 4 * wanted:
                 mapping = buffer
-        if mapping is None:
+        if mapping is None and self._private:
+            mapping = Mapping(None, wanted)
+        elif mapping is None:
             descriptor = anonymous_file(wanted)
             try:
                 mapping = Mapping(descriptor, wanted)

@@ -35,6 +35,7 @@ class Work:
         stacks: Whether `collate_fn` does the same as torch's default collation, so that batches of in-memory datasets
             may be gathered whole.
         allocate: Gives memory for gathered batches.
+        reuses: Whether large batches get the memory of earlier ones, since they are made where they are used.
         in_threads: Whether workers share a process, which excludes torch's worker seeding.
         by_number: Whether the random numbers of a sampler's batch are keyed by its task's number in the pool, so that
             any worker may compute it. Otherwise they are torch's, and depend on the worker.
@@ -56,6 +57,7 @@ class Work:
     fetch_threads: int = 1
     stacks: bool = False
     allocate: Allocate = no_memory
+    reuses: bool = False
     in_threads: bool = False
     by_number: bool = False
     replaces: bool = False

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import default_convert
+from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
 from headrace.datasets.deferred import built
 from headrace.errors import note
+from headrace.memory.reused import BatchMemory, reusing_collate
 from headrace.plan.keys import batch_seeds, generator_seeds_at, key
 from headrace.randomness import (
     COLLATION,
@@ -77,6 +78,10 @@ class Worker:
         self._begun = 0
         self._prepared = self.gathers = self._apart = False
         self._seeder = Seeder(self.work.in_threads)
+        self._memory = BatchMemory() if self.work.reuses else None
+        self._collate_fn = self.work.collate_fn
+        if self._memory is not None and self._collate_fn is default_collate:
+            self._collate_fn = reusing_collate(self._memory)
 
     def _prepare(self) -> None:
         """Prepare the dataset at the first task, so that an error takes the place of that task's batch."""
@@ -202,7 +207,13 @@ class Worker:
             rows = rows_of(task.index)
         if rows is None:
             raise Unsuitable
-        return self._gather(self._dataset, rows, self.work.allocate)
+        allocate = self.work.allocate
+        if self._memory is not None:
+            if self._memory.begin():
+                allocate = self._memory.empty
+            else:
+                self._memory = None
+        return self._gather(self._dataset, rows, allocate)
 
     def _evaluated(self, task: PlanTask) -> tuple[Steps, slice]:
         """Return evaluated steps of the plan, and which of their samples belong to a task."""
@@ -265,7 +276,7 @@ class Worker:
         if seeded and not (converts and type(data[0]) is torch.Tensor):  # which draws nothing
             self._seeder.seed(keys.batch_words or batch_seeds(keys.seed, keys.epoch, keys.numbers[0]))
         try:
-            batch = self.work.collate_fn(data if self.work.batched else data[0])
+            batch = self._collate_fn(data if self.work.batched else data[0])
         except Exception as error:
             step = "" if task is None else f" of epoch {task.epoch}, step {task.step}"
             note(error, f"while collating samples {reprlib.repr(samples)}{step}")
@@ -287,7 +298,7 @@ class Worker:
 
         def merge(data: list[Any]) -> Any:
             self.clock.lap(READ)
-            return work.collate_fn(data if work.batched else data[0])
+            return self._collate_fn(data if work.batched else data[0])
 
         wanted = len(task.index) if work.batched else 1
         while stream.again:

@@ -58,7 +58,7 @@ class WorkerThreads:
     """
 
     def __init__(self, work: Work, workers: int) -> None:
-        self.work = replace(work, in_threads=True)
+        self.work = replace(work, in_threads=True, reuses=True)
         self._owner = os.getpid()
         self.queue: deque[Job] = deque()
         self._init_lock = threading.Lock()
