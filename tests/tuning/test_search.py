@@ -96,8 +96,8 @@ def test_the_diagnosis_is_of_the_choice() -> None:
 
 def test_where_inline_wins_no_workers_are_advised() -> None:
     class Handing(Virtual):
-        def steady_s(self, setting: Setting) -> float:
-            return super().steady_s(setting) + 0.02 * (setting.executor != INLINE)
+        def steady_s(self, setting: Setting, slower: float = 1.0) -> float:
+            return super().steady_s(setting, slower) + 0.02 * (setting.executor != INLINE)
 
     result = searched(Handing(Load(python_s=0.01)), Setting("process", 2, 2))
     assert result.choice == Setting(INLINE)

@@ -58,6 +58,7 @@ class Virtual:
         least_s: How long a visit measures, at least.
         failing: Executors that cannot be used.
         change: How many times slower the machine is at a time.
+        modes: The share of a setting's visits that are slow, and how many times slower loading is in them.
         now_s: The time.
         visited: The settings that were visited.
     """
@@ -71,26 +72,40 @@ class Virtual:
     least_s: float = 0.5
     failing: tuple[str, ...] = ()
     change: Callable[[float], float] = lambda now_s: 1.0
+    modes: Callable[[Setting], tuple[float, float]] = lambda setting: (0.0, 1.0)
     now_s: float = 0.0
     visited: list[Setting] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
+        self.rng_of_modes = np.random.default_rng([self.seed, 2])
 
     def clock(self) -> float:
         return self.now_s
 
-    def steady_s(self, setting: Setting) -> float:
-        """Seconds per step without noise."""
+    def steady_s(self, setting: Setting, slower: float = 1.0) -> float:
+        """Seconds per step without noise.
+
+        Args:
+            setting: The setting.
+            slower: How many times slower loading is than in the setting's fast mode.
+        """
         own = np.random.default_rng([self.seed, zlib.crc32(str(setting).encode())]).standard_normal()
-        load_s = self.load.seconds(setting, self.cpus) * math.exp(self.rugged * own)
+        load_s = slower * self.load.seconds(setting, self.cpus) * math.exp(self.rugged * own)
         return load_s + self.step_s if setting.executor == INLINE else max(load_s, self.step_s)
+
+    def mean_s(self, setting: Setting) -> float:
+        """Seconds per step without noise, in the mean over fast and slow visits."""
+        share, slower = self.modes(setting)
+        return (1 - share) * self.steady_s(setting) + share * self.steady_s(setting, slower)
 
     def __call__(self, setting: Setting, limits: Limits) -> Visit:
         if setting.executor in self.failing:
             raise SettingFailed(f"no {setting.executor} here")
         self.visited.append(setting)
-        seconds = self.steady_s(setting) * math.exp(self.sigma * self.rng.standard_normal()) * self.change(self.now_s)
+        share, slower = self.modes(setting)
+        steady_s = self.steady_s(setting, slower if self.rng_of_modes.random() < share else 1.0)
+        seconds = steady_s * math.exp(self.sigma * self.rng.standard_normal()) * self.change(self.now_s)
         took_s = max(self.least_s, (5 + 2 * setting.workers) * seconds)
         if seconds > limits.cut_above_s:
             took_s = 3 * seconds

@@ -48,12 +48,6 @@ PRIOR_WEIGHT = 2
 REACH = 5
 """Visits are near each other in time that have fewer than so many others between them."""
 
-RULE = (
-    f"two settings are visited in turn until the means of log(seconds per step), over the faster half of the visits, "
-    f"differ by {DEVIATIONS:g} standard errors, at most {MOST_VISITS} times each; settings within {TOLERANCE:.0%} are "
-    f"equal, and the fewest workers win; that they are equal takes up to {2 * MOST_VISITS} visits in noise"
-)
-
 NO_STAGES = StageTimes()
 
 

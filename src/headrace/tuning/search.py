@@ -1,4 +1,4 @@
-"""The search: from a first setting along one coordinate after another to the fastest, then to the cheapest as fast.
+"""The search: along one coordinate after another to the fastest setting, then to the cheapest as fast; then the finals.
 
 1. A setting that fetches one sample at a time in the trainer's thread is visited once: its stage times say how fast any
    setting can be at best (`moves.Ideal`). Settings that cannot win even so are left out.
@@ -7,6 +7,8 @@
    That ends when no neighbour is faster, or the trainer never waits.
 3. Cheaper neighbours are raced for equality with the fastest setting: fewer workers first, then fewer threads, then
    fewer batches ahead. Each that is equal is the choice from then on.
+4. The choice, the fastest, and a few others that were nearly as fast are visited again in rounds, and only these visits
+   decide between them (`finals`). Where the trainer never waits there is nothing to decide.
 
 It ends there, or when the time is over.
 """
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headrace.tuning.diagnosis import Diagnosis, Limit, Machine, diagnose
+from headrace.tuning.finals import LEAST_ROUNDS, Finals, finalists
 from headrace.tuning.moves import Ideal, cheaper, moves
 from headrace.tuning.race import (
     MOST_VISITS,
@@ -34,8 +37,8 @@ from headrace.tuning.race import (
 )
 from headrace.tuning.settings import COORDINATES, INLINE, Grid, Setting
 
-_FASTER_SHARE = 0.75
-"""The share of the time after which no faster setting is looked for, so that there is time for cheaper ones."""
+_FASTER_SHARE, _CHEAPER_SHARE = 0.75, 0.85
+"""The shares of the time after which no faster and no cheaper setting is looked for, so that there is time left."""
 
 _VISIT = 0.2
 """The largest share of the time that one visit may take."""
@@ -75,9 +78,10 @@ class Entry:
     Attributes:
         setting: The setting.
         visits: How often it was measured.
-        bounds: Its seconds per step; None if it failed.
+        bounds: Its seconds per step; None if it failed. A finalist's are those of the last rounds.
         last: What was measured last; None if it failed.
         failed: Why it could not be measured; "" if it could.
+        rounds: How many last rounds its seconds are from; 0 if it was no finalist, or there were too few rounds.
     """
 
     setting: Setting
@@ -85,6 +89,7 @@ class Entry:
     bounds: Bounds | None
     last: Visit | None
     failed: str = ""
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,10 @@ class Result:
 
     Attributes:
         choice: The setting to use.
-        fastest: The fastest setting; not the choice where a cheaper one is as fast.
+        fastest: The fastest setting, of the finalists if there were any; not the choice where a cheaper one is as fast.
         start: The setting that the search began with.
         speedup: How many times faster a step is with the choice than with the start.
-        entries: The settings that were tried, the fastest first.
+        entries: The settings that were tried: the finalists, the others, those that failed; of each the fastest first.
         diagnosis: What limits the choice.
         ruled_out: How many settings of the grid could not win even if they scaled ideally.
         untried: How many others were not tried.
@@ -136,7 +141,10 @@ class Search:
     spare_bytes: int | None = None
     seen: Callable[[Setting, Visit], None] | None = None
     _visits: dict[Setting, list[Numbered]] = field(default_factory=dict)
+    _all: dict[Setting, list[Visit]] = field(default_factory=dict)
+    _took_s: dict[Setting, float] = field(default_factory=dict)
     _failed: dict[Setting, str] = field(default_factory=dict)
+    _finals: Finals = field(default_factory=Finals)
     _alone: Visit | None = None
     _taken: int = 0
     _complete: bool = True
@@ -147,7 +155,8 @@ class Search:
         Raises:
             SettingFailed: The start cannot be measured.
         """
-        self._ideal, self._over_s = Ideal(self.machine), self.clock() + self.seconds
+        self._ideal, self._began_s = Ideal(self.machine), self.clock()
+        self._over_s = self._began_s + self.seconds
         self._visit_alone()
         self._best = start
         self._take(start)
@@ -156,6 +165,8 @@ class Search:
         self._choice = self._best
         with suppress(TimeIsOver):
             self._find_cheaper()
+        with suppress(TimeIsOver):
+            self._run_finals()
         return self._result(start)
 
     def _visit_alone(self) -> None:
@@ -185,35 +196,44 @@ class Search:
             self.seen(setting, visit)
 
     def _take(self, setting: Setting) -> None:
-        """Visit a setting."""
-        if self._visits and self.clock() >= self._over_s:
-            raise TimeIsOver
+        """Visit a setting to compare it with the best."""
         best = self._visits.get(self._best)
         cut_above_s = _CUT_ABOVE * self._bounds(self._best).mean if best and setting != self._best else float("inf")
+        number = self._taken
+        visit = self._visit(setting, Limits(self._until(), cut_above_s))
+        self._visits.setdefault(setting, []).append(Numbered(number, visit))
+
+    def _visit(self, setting: Setting, limits: Limits) -> Visit:
+        """Visit a setting."""
+        began_s = self.clock()
         try:
-            if self.clock() >= self._over_s:
+            if began_s >= self._over_s:
                 raise TimeIsOver
-            visit = self.measure(setting, Limits(self._until(), cut_above_s))
+            visit = self.measure(setting, limits)
         except SettingFailed as error:
             self._failed[setting] = str(error)
             raise
         except TimeIsOver as error:
             if self._visits and self.clock() >= self._over_s:
                 raise
-            took_s = self.clock() - self._over_s + self.seconds
+            took_s = self.clock() - self._began_s
             self._failed[setting] = f"too few batches came within {took_s:.0f} s: give the search more --seconds"
             raise SettingFailed(self._failed[setting]) from error
-        self._visits.setdefault(setting, []).append(Numbered(self._taken, visit))
+        self._all.setdefault(setting, []).append(visit)
+        self._took_s[setting] = self.clock() - began_s
         self._ideal.see(setting, visit)
         self._note(setting, visit)
+        return visit
 
     def _bounds(self, setting: Setting) -> Bounds:
+        if self._rounds(setting):
+            return self._finals.bounds(setting)
         return bounds(self._visits[setting], noise(self._visits))
 
     def _diagnosis(self, setting: Setting, with_workers_s: float = 0.0) -> Diagnosis:
-        again = self._visits.get(Setting(INLINE))
-        alone = again[-1].visit if again else self._alone
-        return diagnose(setting, self._visits[setting][-1].visit, self.machine, alone, with_workers_s)
+        again = self._all.get(Setting(INLINE))
+        alone = again[-1] if again else self._alone
+        return diagnose(setting, self._all[setting][-1], self.machine, alone, with_workers_s)
 
     def _fed(self, setting: Setting) -> bool:
         """Tell whether the trainer never waits."""
@@ -228,7 +248,7 @@ class Search:
         """Move to faster settings until no neighbour is faster."""
         ahead: list[Setting] = []
         tried: set[Setting] = set()
-        until_s = self.clock() + _FASTER_SHARE * (self._over_s - self.clock())
+        until_s = self._began_s + _FASTER_SHARE * self.seconds
         while not self._fed(self._best):
             if self.clock() >= until_s:
                 self._complete = False
@@ -255,12 +275,49 @@ class Search:
     def _find_cheaper(self) -> None:
         """Move to cheaper settings that are as fast as the best."""
         tried: set[Setting] = set()
+        until_s = self._began_s + _CHEAPER_SHARE * self.seconds
         while (candidate := self._next(cheaper(self._choice, self.grid), tried)) is not None:
+            if self.clock() >= until_s:
+                self._complete = False
+                return
             tried.add(candidate)
             if self._races(candidate, self._equals):
                 self._choice = candidate
                 if self._bounds(candidate).mean < self._bounds(self._best).mean:
                     self._best = candidate
+
+    def _run_finals(self) -> None:
+        """Visit the finalists in rounds, if there is time for enough, and let these visits decide."""
+        if self._fed(self._choice):
+            return
+        means = {one: self._bounds(one).mean for one in self._measured()}
+        finals = Finals(finalists(self._choice, self._best, means), noise(self._visits))
+        least_s = LEAST_ROUNDS * sum(self._took_s[one] for one in finals.settings)
+        if not finals.over and self.clock() + least_s > self._over_s:
+            self._complete = False
+            return
+        try:
+            while not finals.over:
+                self._run_round(finals)
+        finally:
+            self._finals = finals
+            if finals.enough:
+                self._choice, self._best = finals.choice(), finals.fastest()
+            else:
+                left = finals.settings
+                self._choice, self._best = (one if one in left else left[0] for one in (self._choice, self._best))
+
+    def _run_round(self, finals: Finals) -> None:
+        """Visit each finalist once, and drop those that fail. Of a round that time ends nothing counts."""
+        found: dict[Setting, Visit] = {}
+        for setting in finals.order():
+            if len(finals.settings) > 1:
+                try:
+                    found[setting] = self._visit(setting, Limits(self._over_s))
+                except SettingFailed:
+                    finals.drop(setting)
+        if len(finals.settings) > 1:
+            finals.rounds.append(found)
 
     def _races(self, challenger: Setting, decides: Callable[[Setting, int], bool | None]) -> bool:
         """Visit a challenger and the best in turn until it is decided."""
@@ -297,12 +354,21 @@ class Search:
         most = MOST_VISITS if gain(mine, best, sigma)[1] <= TOLERANCE else 2 * MOST_VISITS
         return equal(mine, best, sigma, last=visits >= most)
 
+    def _measured(self) -> list[Setting]:
+        """Return the settings that were measured, and never failed."""
+        return [one for one, found in self._visits.items() if found and one not in self._failed]
+
+    def _rounds(self, setting: Setting) -> int:
+        """Return how many last rounds count for a setting."""
+        return len(self._finals.rounds) if self._finals.enough and setting in self._finals.settings else 0
+
     def _result(self, start: Setting) -> Result:
-        measured = sorted((one for one, found in self._visits.items() if found), key=lambda one: self._bounds(one).mean)
+        measured = sorted(self._measured(), key=lambda one: (not self._rounds(one), self._bounds(one).mean))
         entries = [
-            Entry(one, len(self._visits[one]), self._bounds(one), self._visits[one][-1].visit) for one in measured
+            Entry(one, len(self._all[one]), self._bounds(one), self._all[one][-1], rounds=self._rounds(one))
+            for one in measured
         ]
-        entries += [Entry(one, 0, None, None, why) for one, why in self._failed.items() if one not in measured]
+        entries += [Entry(one, len(self._all.get(one, ())), None, None, why) for one, why in self._failed.items()]
         rest = [one for one in self.grid.settings() if one not in measured and one not in self._failed]
         possible = self._ideal.can_win(rest, self._bounds(self._best).high)
         with_workers = [self._bounds(one).mean for one in measured if one.executor != INLINE]

@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_times_are_ratios_to_the_fastest() -> None:
     assert found._ratio(found.result.fastest) == 1.0
     assert found._ratio(Setting("process", 1, 2)) == pytest.approx(2.0, rel=0.01)
     assert any("2.00 x" in line for line in shown(found) if "yours" in line)
+
+
+def test_finalists_come_first_and_are_compared_with_each_other_only() -> None:
+    found = report(GIL)
+    rounds = [entry.rounds for entry in found.result.entries]
+    finalists = rounds.count(found.last_rounds)
+    assert finalists > 1
+    assert rounds == [found.last_rounds] * finalists + [0] * (len(rounds) - finalists)
+    assert [one["last_rounds"] for one in found.as_json()["tried"]] == rounds
+    second, other = found.result.entries[1], found.result.entries[finalists]
+    assert found.verdict(second) in ("best", "as fast")
+    assert found._ratio(other.setting) < 1.03
+    assert found.verdict(other) in ("", "yours")
+    assert found.verdict(replace(other, rounds=found.last_rounds)).startswith("as fast")
 
 
 def test_settings_that_failed_are_rows_too() -> None:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from headrace.cli.tune.measuring import Step, Subject
 from headrace.errors import MissingExtra
-from headrace.tuning.race import RULE, TOLERANCE
+from headrace.tuning.finals import RULE
+from headrace.tuning.race import TOLERANCE
 from headrace.tuning.search import Entry, Result
 from headrace.tuning.settings import INLINE, Setting
 
@@ -46,6 +47,11 @@ class Report:
     epoch_batches: int | None
 
     @property
+    def last_rounds(self) -> int:
+        """How many last rounds have decided; 0 if none have."""
+        return max(entry.rounds for entry in self.result.entries)
+
+    @property
     def unit(self) -> str:
         """What is counted in a second."""
         return "steps/s" if self.step.seconds else "batches/s"
@@ -57,7 +63,8 @@ class Report:
             return "failed"
         said = ["best"] * (entry.setting == result.choice)
         said += ["fastest"] * (entry.setting == result.fastest != result.choice)
-        if not said and self._ratio(entry.setting) < 1 + TOLERANCE:
+        alike = bool(entry.rounds) == bool(self.last_rounds)  # else the figures are of other kinds
+        if not said and alike and self._ratio(entry.setting) < 1 + TOLERANCE:
             said.append("as fast")
         return ", ".join([*said, *["yours"] * (entry.setting == self.subject.setting)])
 
@@ -148,7 +155,7 @@ class Report:
 
         def entry_of(entry: Entry) -> dict[str, Any]:
             found: dict[str, Any] = {"setting": asdict(entry.setting), "verdict": self.verdict(entry)}
-            found |= {"visits": entry.visits, "failed": entry.failed}
+            found |= {"visits": entry.visits, "last_rounds": entry.rounds, "failed": entry.failed}
             if entry.bounds is not None and entry.last is not None:
                 found["seconds_per_step"] = asdict(entry.bounds)
                 found["last_visit"] = asdict(entry.last) | {"stages": entry.last.stages._asdict()}

@@ -20,7 +20,8 @@ from headrace.errors import MissingExtra, bad_value
 from headrace.loader.options import EXECUTORS
 from headrace.system.limits import free_memory
 from headrace.tuning.diagnosis import Machine
-from headrace.tuning.race import RULE, Visit
+from headrace.tuning.finals import RULE
+from headrace.tuning.race import Visit
 from headrace.tuning.search import Search, SettingFailed
 from headrace.tuning.settings import Grid, Setting
 
@@ -217,9 +218,10 @@ def _show(report: Report, options: Options, console: Console) -> None:
     say(f"Limited by {result.diagnosis.limit.value}: {result.diagnosis.why}. {result.diagnosis.advice}")
     left = f"; {result.ruled_out} more could not win by their stage times" * bool(result.ruled_out)
     left += f", {result.untried} were not tried" * bool(result.untried)
-    say(
-        f"({report.took_s:.0f} s, {report.rounds} visits of {len(result.entries)} settings{left}. Rule: {RULE}.)", "dim"
-    )
+    visits = f"{report.rounds} visits of {len(result.entries)} settings"
+    finalists = sum(entry.rounds > 0 for entry in result.entries)
+    visits += f", {finalists} of them in {report.last_rounds} last rounds" * bool(finalists)
+    say(f"({report.took_s:.0f} s, {visits}{left}. Rule: {RULE}.)", "dim")
     if options.plot is not None:
         report.plot(options.plot)
         say(f"the bars are drawn in {options.plot}")
