@@ -78,10 +78,13 @@ class Worker:
         self._begun = 0
         self._prepared = self.gathers = self._apart = False
         self._seeder = Seeder(self.work.in_threads)
-        self._memory = BatchMemory() if self.work.reuses else None
-        self._collate_fn = self.work.collate_fn
-        if self._memory is not None and self._collate_fn is default_collate:
-            self._collate_fn = reusing_collate(self._memory)
+        self._memory: BatchMemory | None = None
+        self._allocate, self._collate_fn = self.work.allocate, self.work.collate_fn
+        if self.work.reuses:
+            self._memory = memory = BatchMemory()
+            self._allocate = memory.empty
+            if self._collate_fn is default_collate:
+                self._collate_fn = reusing_collate(memory)
 
     def _prepare(self) -> None:
         """Prepare the dataset at the first task, so that an error takes the place of that task's batch."""
@@ -207,13 +210,9 @@ class Worker:
             rows = rows_of(task.index)
         if rows is None:
             raise Unsuitable
-        allocate = self.work.allocate
-        if self._memory is not None:
-            if self._memory.begin():
-                allocate = self._memory.empty
-            else:
-                self._memory = None
-        return self._gather(self._dataset, rows, allocate)
+        if self._memory is not None and not self._memory.begin():
+            self._memory, self._allocate = None, self.work.allocate
+        return self._gather(self._dataset, rows, self._allocate)
 
     def _evaluated(self, task: PlanTask) -> tuple[Steps, slice]:
         """Return evaluated steps of the plan, and which of their samples belong to a task."""
