@@ -1,7 +1,8 @@
 """Memory of earlier batches for new ones, in the process that uses them: without workers, and in threads.
 
 New memory for a large batch comes from the kernel page by page, each cleared first. To collate into memory that an
-earlier batch has used takes less time, above 32 MB a sixth: such blocks malloc always returns to the kernel.
+earlier batch has used takes less time. Above 32 MB it takes a sixth, since malloc always returns such blocks to the
+kernel.
 """
 
 import math
@@ -17,11 +18,11 @@ from headrace.memory.pickling import tensor_over
 from headrace.memory.slots import ALIGNMENT, RECENT, BufferPool
 
 _LEAST_BYTES = 2**22
-"""Smaller tensors are left to torch. Mostly malloc has used memory for them, and who keeps the labels of all batches
-should not keep the memory of the images with them."""
+"""Smaller tensors are left to torch. For them malloc mostly has memory that was used before. And a user who keeps the
+labels of all batches should not keep the memory of the images with them."""
 
 _SPARE = 2
-"""How many unused buffers are kept: for the batch that the user drops next, and one."""
+"""How many unused buffers are kept."""
 
 
 class BatchMemory:
@@ -65,14 +66,14 @@ class BatchMemory:
 
 def reusing_collate(memory: BatchMemory) -> Callable[[Any], Any]:
     """Return torch's default collation, whose large tensors are stacked in the memory of earlier batches."""
-    whole = torch_collate.collate_tensor_fn
+    by_torch = torch_collate.collate_tensor_fn
 
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
         out = memory.empty((len(batch), *batch[0].shape), batch[0].dtype) if _stacks_plainly(batch) else None
-        return whole(batch, collate_fn_map=collate_fn_map) if out is None else torch.stack(batch, 0, out=out)
+        return by_torch(batch, collate_fn_map=collate_fn_map) if out is None else torch.stack(batch, 0, out=out)
 
     rules = dict(torch_collate.default_collate_fn_map)
-    if rules.get(torch.Tensor) is whole:
+    if rules.get(torch.Tensor) is by_torch:
         rules[torch.Tensor] = stack
 
     def collate(batch: Any) -> Any:

@@ -2,7 +2,7 @@
 
 The comparisons before are misled by two things. A setting may be fast in some visits and slow in others by itself: one
 with several threads of torch's, for instance, slows down as soon as another program uses a CPU. The faster half of its
-visits does not show that. And of many settings one that was lucky is taken for the best.
+visits does not show that. And the best of many settings has often been measured too fast by chance.
 
 Each round visits every finalist once, in another order than the round before. What counts is the mean of the seconds
 per step over the rounds, since training takes all of them: slow visits count as the others do. The choice is the

@@ -34,7 +34,7 @@ class Report:
         step: The training step.
         cpus: CPUs that this process may use.
         took_s: How long all took, in seconds.
-        rounds: How many visits there were.
+        visits: How many visits there were.
         epoch_batches: Batches in an epoch; None if the loader cannot say.
     """
 
@@ -43,7 +43,7 @@ class Report:
     step: Step
     cpus: float
     took_s: float
-    rounds: int
+    visits: int
     epoch_batches: int | None
 
     @property
@@ -177,7 +177,7 @@ class Report:
             "step_s": self.step.seconds,
             "cpus": self.cpus,
             "took_s": self.took_s,
-            "visits": self.rounds,
+            "visits": self.visits,
             "tried": [entry_of(entry) for entry in result.entries],
         }
 

@@ -218,7 +218,7 @@ def _show(report: Report, options: Options, console: Console) -> None:
     say(f"Limited by {result.diagnosis.limit.value}: {result.diagnosis.why}. {result.diagnosis.advice}")
     left = f"; {result.ruled_out} more could not win by their stage times" * bool(result.ruled_out)
     left += f", {result.untried} were not tried" * bool(result.untried)
-    visits = f"{report.rounds} visits of {len(result.entries)} settings"
+    visits = f"{report.visits} visits of {len(result.entries)} settings"
     finalists = sum(entry.rounds > 0 for entry in result.entries)
     visits += f", {finalists} of them in {report.last_rounds} last rounds" * bool(finalists)
     say(f"({report.took_s:.0f} s, {visits}{left}. Rule: {RULE}.)", "dim")
