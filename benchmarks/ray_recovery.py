@@ -52,7 +52,7 @@ class Stream:
 
     def __init__(self, reader: Iterator[Any]) -> None:
         self._reader = reader
-        self._recent: deque[int] = deque(maxlen=WORKERS)
+        self._recent: deque[int] = deque(maxlen=2 * WORKERS)  # twice: a worker may make two batches in a row
 
     def _next(self) -> None:
         self._recent.append(int(next(self._reader)))
@@ -69,13 +69,13 @@ class Stream:
         return longest * 1e3
 
     def complete(self) -> None:
-        """Read on until the last batches come from all workers, one from each."""
+        """Read on until the last batches come from all workers."""
         while len(set(self._recent)) < WORKERS:
             self._next()
 
     def due(self) -> int:
-        """Return the process of the next batch: workers take turns, so it is the one whose last batch is the oldest."""
-        return self._recent[0]
+        """Return the process whose last batch is the oldest: workers take turns, so the next batch should be its."""
+        return max(set(self._recent), key=[*reversed(self._recent)].index)
 
 
 def rows(name: str, gaps: list[tuple[float, float]]) -> list[Row]:

@@ -20,8 +20,11 @@ from headrace.executors.process import pool as process_pool
 from headrace.executors.process import room
 from headrace.loader import readers
 from headrace.tuning.settings import Setting
+from launch import run_ranks
 from rays import RAY, undisturbed
 from waiting import wait_until
+
+JOB = Path(__file__).parent / "growth_job.py"
 
 WORKERS = [
     pytest.param({"multiprocessing_context": "fork"}, id="fork"),
@@ -108,6 +111,15 @@ def grown(loader: DataLoader[Any], clock: Clock, number: int = 4) -> Any:
         if loader.stats().workers == number:
             return batches
     raise AssertionError(f"there were never {number} workers")
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_each_other_all_get_more(tmp_path: Path) -> None:
+    """In real time: each rank waits for the slowest one in every step, and that one waits for its workers."""
+    found = run_ranks(JOB, 2, tmp_path)
+    assert [rank["same"] for rank in found] == [True, True]
+    assert [rank["fewest"] >= 2 for rank in found] == [True, True]
+    assert found[0]["epochs"] == found[1]["epochs"]
 
 
 @pytest.mark.parametrize("persistent", [False, True])

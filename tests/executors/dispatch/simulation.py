@@ -157,6 +157,7 @@ class SimulatedPool(DispatchedPool[SimulatedPeer]):
         self._arrived: deque[Callable[[], None]] = deque()
         self._made = 0
         self._attempts: dict[int, int] = {}
+        self._deaths: dict[int, int] = {}
         self._false_starts = schedule.false_starts
         deal, assign = self._dispatcher.deal, self._dispatcher.assign
 
@@ -276,11 +277,19 @@ class SimulatedPool(DispatchedPool[SimulatedPeer]):
             if not peer.alive:
                 return
             if attempt <= self.schedule.dies.get(number, 0):
+                self._note_death(future)
                 self.kill(peer)
                 return
             self._compute(peer, left[1:], [*done, (future, took_s)])
 
         self._at(took_s, computed)
+
+    def _note_death(self, future: Dispatched) -> None:
+        """Count the workers that a task ends: the task is to blame for each, and given up at `MOST_DEATHS`."""
+        deaths = self._deaths[future.number] = self._deaths.get(future.number, 0) + 1
+        # Where tasks are answered together another one may be blamed, until it is computed alone.
+        if deaths > rules.MOST_DEATHS + rules.DOUBTFUL * self.schedule.small:
+            self.broken_rules.append(f"task {future.number} has ended {deaths} workers")
 
     def _answered(self, peer: SimulatedPeer, done: Sequence[tuple[Dispatched, float]]) -> None:
         if peer.lost:

@@ -90,5 +90,4 @@ def stay(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_wrong_rule_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
-    first = 2100 if mutation is blame_the_last else 0  # few schedules show that: not even one in two thousand
-    assert any(simulate(Schedule.of(seed)) for seed in range(first, first + 1000))
+    assert any(simulate(Schedule.of(seed)) for seed in range(1000))
