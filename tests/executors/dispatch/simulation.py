@@ -287,8 +287,8 @@ class SimulatedPool(DispatchedPool[SimulatedPeer]):
     def _note_death(self, future: Dispatched) -> None:
         """Count the workers that a task ends: the task is to blame for each, and given up at `MOST_DEATHS`."""
         deaths = self._deaths[future.number] = self._deaths.get(future.number, 0) + 1
-        # Where tasks are answered together another one may be blamed, until it is computed alone.
-        if deaths > rules.MOST_DEATHS + rules.DOUBTFUL * self.schedule.small:
+        # A second copy may end one more. Where tasks are answered together another may be blamed, until it is alone.
+        if deaths > rules.MOST_DEATHS + 1 + rules.DOUBTFUL * self.schedule.small:
             self.broken_rules.append(f"task {future.number} has ended {deaths} workers")
 
     def _answered(self, peer: SimulatedPeer, done: Sequence[tuple[Dispatched, float]]) -> None:
