@@ -127,7 +127,9 @@ def drop_interrupted(things: list[Any]) -> int:
     for _ in iter(_thread.interrupt_main, None):
         pass
     del things[-1:]
-    return len(things)  # a call looks for it
+    for _ in range(2):  # the next round looks for it; from Python 3.12 on not every line and not every call does
+        pass
+    return len(things)
 
 
 class Noted(Droppable):

@@ -115,5 +115,5 @@ def test_a_dataset_that_ends_an_epoch_early_is_told_of(options: dict[str, Any], 
     loader = DataLoader(Short(), **{"batch_size": 2} | options | cell)
     with pytest.warns(UserWarning, match=r"raised StopIteration while fetching sample 3, which ends the epoch") as told:
         batches = list(loader)
-    assert len(told) == 1
+    assert len([one for one in told if one.category is UserWarning]) == 1
     assert len(batches) == (3 if "batch_size" in cell else 1)

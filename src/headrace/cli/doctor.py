@@ -63,8 +63,8 @@ def run_doctor(console: Console) -> None:
 def _versions() -> Iterator[Finding]:
     yield Finding("headrace", __version__)
     yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    for package in ("torch", "numpy"):
-        yield Finding(package, version(package))
+    yield Finding("torch", torch.__version__)  # which names its build, unlike that of the package
+    yield Finding("numpy", version("numpy"))
     for package, (use, extra) in _PACKAGES.items():
         try:
             yield Finding(package, version(package))

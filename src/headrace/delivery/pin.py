@@ -1,11 +1,12 @@
 """Page-locked memory for the current accelerator, by torch's rules and with torch's warnings."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
+
+from headrace.system.user_warnings import warn_user
 
 
 def pin_function(wanted: bool, device: str) -> Callable[[Any], Any] | None:
@@ -18,23 +19,20 @@ def pin_function(wanted: bool, device: str) -> Callable[[Any], Any] | None:
     if not wanted:
         return None
     if device:
-        warnings.warn(
+        warn_user(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{device}'.",
-            stacklevel=6,
         )
     if not torch.accelerator.is_available():
-        warnings.warn(
+        warn_user(
             "'pin_memory' argument is set as true but no accelerator is found, "
             "then device pinned memory won't be used.",
-            stacklevel=6,
         )
         return None
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and accelerator.type == "mps":
-        warnings.warn(
+        warn_user(
             "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=6,
         )
         return None
     return cast("Callable[[Any], Any]", pin_memory)

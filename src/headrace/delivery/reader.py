@@ -1,6 +1,5 @@
 """Readers: the iterators that a loader returns. Futures wait in a bounded window, batches in a staging queue."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,6 +15,7 @@ from headrace.executors.base import Pool
 from headrace.memory.sized import batch_bytes
 from headrace.progress.base import Observer, Pass
 from headrace.system.interrupts import Droppable, InterruptsHeld
+from headrace.system.user_warnings import warn_user
 from headrace.telemetry.spans import profiled
 from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
@@ -126,14 +126,14 @@ class Reader(Droppable, Iterator[Any]):
                         self._await()
             else:
                 if direct.remarks:  # left over: a warnings filter made an earlier remark an error
-                    self._heed(direct.remarks, 3)
+                    self._heed(direct.remarks)
                 if len(staged) < staging.wanted:
                     self._compute(direct)
             if not staged:
                 self._finish()
             number, worker, samples, batch, resume, stages, future, task, error = staged[0]
             if future is not None and future.remarks:
-                self._heed(future.remarks, 3)
+                self._heed(future.remarks)
             if transfer is not None and error is None:
                 batch = transfer.hand_over(batch)
             nth, last = self._delivered + 1, not staging.wanted and len(staged) == 1
@@ -287,17 +287,12 @@ class Reader(Droppable, Iterator[Any]):
             outcome = transform(outcome)
         return samples, outcome, resume
 
-    def _heed(self, remarks: list[Remark], above: int = 4) -> None:
-        """Issue each remark once. If a warnings filter makes one an error, the batch comes next.
-
-        Args:
-            remarks: The remarks; they are removed.
-            above: How far the user's code is above this function in the stack.
-        """
+    def _heed(self, remarks: list[Remark]) -> None:
+        """Issue each remark once, and remove it. If a warnings filter makes one an error, the batch comes next."""
         while remarks:
             remark = remarks.pop(0)
             if isinstance(remark, str):
-                warnings.warn(remark, stacklevel=above)
+                warn_user(remark)
             else:
                 self._meter.record(remark)
 

@@ -369,7 +369,6 @@ def warn_of_ranks(loader: Any) -> None:
             f"Pass LengthBucketed(..., cells={at_once}), or a multiple. That is another order, which old states do not "
             "fit: do it for a new run.",
             "cells",
-            stacklevel=5,
         )
     if source.world().size == 1 or distributed not in (None, True):
         return
@@ -380,11 +379,10 @@ def warn_of_ranks(loader: Any) -> None:
             f"share {rank} of {size} of every epoch, as a rank does. If it is no rank, but was started by one and "
             "inherited them, pass distributed=False to read everything.",
             "environment",
-            stacklevel=5,
         )
     text = _of_stream(loader) if is_iterable(loader.dataset) else _of_sampler(loader)
     if text:
-        source.warn_once(text, "unsplit", stacklevel=5)
+        source.warn_once(text, "unsplit")
 
 
 def _of_stream(loader: Any) -> str:

@@ -161,7 +161,7 @@ def _transfer(loader: Any) -> Transfer | None:
         if backend is None:
             return None
         if torch.device(loader.device).index is None and (text := other_local_rank(device)):
-            loader._source.warn_once(text, "device", stacklevel=6)
+            loader._source.warn_once(text, "device")
         loader._transfer = Transfer(backend, device, loader.device_prefetch, loader._remarks.append)
     transfer: Transfer = loader._transfer
     return transfer

@@ -161,7 +161,6 @@ class Schedule:
                 f"loader.set_epoch({self.epoch + 1}) before iterating; to read the rest of this one, keep its iterator "
                 "or load what loader.state_dict() returned.",
                 "abandoned",
-                stacklevel=7,
             )
         self._abandoned = ""
         size = source.world().size
@@ -170,7 +169,6 @@ class Schedule:
                 f"generator is ignored: {size} ranks split the epoch, each of which could have another, "
                 f"and take the seed {source.resolved_seed()}. Pass seed=, the same on all ranks, instead.",
                 "generator",
-                stacklevel=7,
             )
 
     def finish(self, start: Start) -> None:

@@ -1,6 +1,5 @@
 """What a loader reads: its dataset, what decides on the samples, and how the ranks share them."""
 
-import warnings
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -10,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.plan import Order, Plan
 from headrace.system import world
+from headrace.system.user_warnings import warn_user
 from headrace.types import Tail, World
 from headrace.worker.sharing import StreamShare
 
@@ -166,11 +166,10 @@ class Source:
                 size = (
                     f"{plan.world.size} ranks x {plan.batch_size} = {plan.global_batch}" if plan.even else "the order"
                 )
-                warnings.warn(
+                warn_user(
                     f"{self.tail_argument} leaves no batch at all: {plan.samples} samples are fewer than one global "
                     f"batch of {size}. Use a smaller "
                     'batch_size, or tail="pad" or "exact" instead.',
-                    stacklevel=6,
                 )
         assert self._plan is not None
         return self._plan
@@ -211,11 +210,11 @@ class Source:
         """Tell whether a seed of the loader's keys the randomness in a mode."""
         return mode == "plan" or (mode == "stream" and self.keys_stream())
 
-    def warn_once(self, text: str, topic: str, stacklevel: int) -> None:
+    def warn_once(self, text: str, topic: str) -> None:
         """Warn of a topic, once in the loader's life."""
         if topic not in self._warned:
             self._warned.add(topic)
-            warnings.warn(text, stacklevel=stacklevel)
+            warn_user(text)
 
 
 def draw_base_seed(generator: torch.Generator | None) -> int:

@@ -1,6 +1,5 @@
 """Passes over an iterable dataset."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from headrace.plan.state import State
 from headrace.progress.base import Pass, count_samples, packed, unpacked
 from headrace.progress.schedule import HasState, Schedule
 from headrace.system.interrupts import InterruptsHeld
+from headrace.system.user_warnings import warn_user
 from headrace.types import StreamPlace, StreamStart, StreamTask, Task
 from headrace.worker.streams import has_state, state_between
 
@@ -147,7 +147,7 @@ class StreamPass(Pass):
                 "IterableDataset replica at each worker. Please see "
                 "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
             )
-        warnings.warn(message, stacklevel=6)
+        warn_user(message)
 
     def exhausted(self, worker: int, of_dataset: Any) -> None:
         """Keep the state that a copy of the dataset has at its end: the next pass begins with it."""

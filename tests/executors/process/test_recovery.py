@@ -104,7 +104,7 @@ def test_a_worker_that_sends_what_is_no_answer_is_replaced(tmp_path: Path, how: 
     with pytest.warns(UserWarning, match=r"worker \d \(pid \d+.*sent what is no answer .* or forked a copy") as told:
         batches = [flat(batch) for batch in reader]
     assert batches == undisturbed(dataset)
-    assert len(told) == loader.stats().restarts == 1
+    assert len([one for one in told if one.category is UserWarning]) == loader.stats().restarts == 1
 
 
 @pytest.mark.parametrize("how", ["copy", "scribble"])
@@ -289,7 +289,7 @@ def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, start_method: str)
         batches = [flat(batch) for batch in loader]
     assert batches == undisturbed(dataset)
     assert loader.stats().restarts == 1
-    assert [one.filename for one in caught] == [__file__]
+    assert [one.filename for one in caught if one.category is UserWarning] == [__file__]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")

@@ -113,6 +113,7 @@ _FUNCTIONS: dict[CodeType, tuple[str, str, str | None]] = {
     multiprocessing.current_process.__code__: ("identity", "the process (multiprocessing.current_process)", None),
     multiprocessing.parent_process.__code__: ("identity", "the process (multiprocessing.parent_process)", None),
     platform.node.__code__: ("identity", "the host's name (platform.node)", None),
+    Path.cwd.__func__.__code__: ("identity", "the current folder (os.getcwd)", None),  # type: ignore[attr-defined]
     type(os.environ).__getitem__.__code__: ("identity", "the environment (os.environ)", None),
 }
 
@@ -120,7 +121,6 @@ _PASSED = {
     # Functions that only pass a request on.
     Mapping.get.__code__,
     os.getenv.__code__,
-    Path.cwd.__func__.__code__,  # type: ignore[attr-defined]
 }
 
 

@@ -1,6 +1,5 @@
 """`prefetch_to_device`: the batches of any iterable, copied to a device ahead of their use."""
 
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -12,6 +11,7 @@ from headrace.delivery.device.choice import checked_device
 from headrace.delivery.device.transfer import Transfer
 from headrace.errors import bad_type, whole_number
 from headrace.system.interrupts import Droppable
+from headrace.system.user_warnings import warn_user
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class _Prefetched(Generic[T]):
         backend = backend_of(device)
         if backend is None:
             return iter(self._iterable)
-        return _Prefetcher(iter(self._iterable), Transfer(backend, device, self._depth, _warn))
+        return _Prefetcher(iter(self._iterable), Transfer(backend, device, self._depth, warn_user))
 
 
 class _Prefetcher(Droppable, Iterator[Any]):
@@ -65,10 +65,6 @@ class _Prefetcher(Droppable, Iterator[Any]):
     def _dropped(self) -> None:
         self._staged.clear()
         self._transfer.close()
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
 
 
 def prefetch_to_device(iterable: Iterable[T], device: str | torch.device, depth: int = 1) -> Iterable[T]:

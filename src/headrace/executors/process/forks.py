@@ -4,6 +4,7 @@ After a fork, each page that the rank writes to is copied. What Python does betw
 a fork. All of it is done before the first fork or after the last.
 """
 
+import atexit
 import fcntl
 import gc
 import multiprocessing
@@ -19,6 +20,9 @@ from signal import SIGKILL
 from socket import socket, socketpair
 from threading import Lock, get_ident
 from typing import Any, NoReturn
+
+_RUNS_EXIT_FUNCTIONS = hasattr(popen_fork, "atexit")
+"""Whether multiprocessing's forked processes run exit functions of their own, as from Python 3.13 on."""
 
 _lock = Lock()
 _forker = 0
@@ -99,8 +103,13 @@ def _run_child(process: Process, popen: "_Popen") -> NoReturn:
         gc.freeze()  # inherited objects stay shared as long as the garbage collector does not visit them
         os.close(popen.sentinel)
         _forget_others()
+        if _RUNS_EXIT_FUNCTIONS:
+            atexit._clear()
+            atexit.register(util._exit_function)  # type: ignore[attr-defined]
         code = process._bootstrap(parent_sentinel=popen.rank_lives)  # type: ignore[attr-defined]
     finally:
+        if _RUNS_EXIT_FUNCTIONS:
+            atexit._run_exitfuncs()
         os._exit(code)
 
 

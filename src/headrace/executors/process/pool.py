@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,6 +41,7 @@ from headrace.memory.slots import Mapping, Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
 from headrace.randomness import accelerated
 from headrace.system.interrupts import Interruptible, InterruptsHeld
+from headrace.system.user_warnings import warn_user
 from headrace.types import Task
 from headrace.worker.work import Work
 
@@ -281,7 +281,7 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         self._lose(peer)
         if why and self.work.repeatable:
             text = f"{why}. It is killed, another takes its place, and its tasks are computed again."
-            warnings.warn(text, stacklevel=8)
+            warn_user(text)
 
     def _look_after(self) -> None:
         """Find workers that died or were stopped although their sockets do not show it."""
@@ -300,10 +300,9 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
             if self._unstarted:
                 self._start_more()
         if stopped and self.work.repeatable:
-            warnings.warn(
+            warn_user(
                 f"{', '.join(stopped)}: somebody has sent SIGSTOP. It is killed, another takes its place, and its "
                 "tasks are computed again.",
-                stacklevel=8,
             )
 
     def _stacks(self, peers: Sequence[ProcessPeer]) -> Sequence[str]:

@@ -8,7 +8,6 @@ import platform
 import socket
 import struct
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from headrace.executors.link.stacks import write_when_asked
 from headrace.memory.pickling import Pickler, decode, dump, pickle_with, whole
 from headrace.memory.slots import Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
+from headrace.system.user_warnings import warn_user
 from headrace.version import __version__
 from headrace.worker.work import Work
 
@@ -143,10 +143,9 @@ def pickled(work: Work) -> list[NDArray[np.uint8]]:
         raise
     size = sum(map(len, parts))
     if size >= LARGE_BYTES:
-        warnings.warn(
+        warn_user(
             f"the dataset takes {size / 2**20:,.0f} MiB when it is pickled, and every worker holds a copy. "
             "headrace.Deferred(factory) builds it in each worker instead, from the worker's own disk or store.",
-            stacklevel=8,
         )
     return [np.frombuffer(part, np.uint8) for part in parts]
 

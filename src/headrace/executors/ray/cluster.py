@@ -6,13 +6,13 @@ import os
 import platform
 import socket
 import time
-import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch._utils import cpu_count
 
 from headrace.errors import ClusterUnavailable, MissingExtra
+from headrace.system.user_warnings import warn_user
 
 _CONNECT_TIMEOUT_S = 3.0
 """Time limit for connecting to the head of a cluster to be joined, in seconds."""
@@ -96,10 +96,9 @@ def connect(address: str | None, cpus: float) -> Any:
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     if wanted.startswith("ray://"):
         import_ray(client=True)
-        warnings.warn(
+        warn_user(
             f"the rank reaches {wanted} through the Ray Client, which passes every batch and every call through one "
             "server, at a tenth of the speed. Run the rank on a machine of the cluster to avoid it.",
-            stacklevel=7,
         )
     if wanted == "auto" and _has_ended():
         wanted = "local"
@@ -120,10 +119,9 @@ def connect(address: str | None, cpus: float) -> Any:
             if address or wanted != "auto":
                 raise ClusterUnavailable(f"{_unavailable(wanted)} ({causes[-1]})") from error
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        warnings.warn(
+        warn_user(
             "no Ray cluster is running, so each rank starts its own on this machine, each with all CPUs. "
             "Start one before the ranks (ray start --head), or pass RayExecutor(address=...).",
-            stacklevel=7,
         )
     os.environ.setdefault("RAY_worker_niceness", "0")  # as local workers have; Ray's default is 15
     ray.init("local", **settings)

@@ -5,7 +5,6 @@ import platform
 import selectors
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -31,6 +30,7 @@ from headrace.executors.ray.idle import IDLE_ACTORS
 from headrace.executors.ray.peer import RayFuture, RayPeer, describe_end
 from headrace.memory.slots import BufferPool, Mapping, keep_freed_memory
 from headrace.system.interrupts import InterruptsHeld
+from headrace.system.user_warnings import warn_user
 from headrace.types import Task
 from headrace.worker.work import Work
 
@@ -270,7 +270,7 @@ class RayPool(DispatchedPool[RayPeer]):
             why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
             self._lose(peer, ValueError(why) if why else None)
             if why and self.work.repeatable:
-                warnings.warn(f"{why}. It is replaced, and its tasks are computed again.", stacklevel=8)
+                warn_user(f"{why}. It is replaced, and its tasks are computed again.")
 
     def _look_after(self) -> None:
         """Check for workers that do not come up, and for a lost head: neither causes events."""
@@ -293,7 +293,7 @@ class RayPool(DispatchedPool[RayPeer]):
             self._give_up(partial(ClusterUnavailable, text))
         elif up and len(up) < self.workers and waited_s > _WARN_OF_FEW_S and not self._few_warned:
             self._few_warned = True
-            warnings.warn(few_started(len(up), self.workers, self._describe_resources()), stacklevel=7)
+            warn_user(few_started(len(up), self.workers, self._describe_resources()))
         if up:
             self._started_s = now_s if len(up) == self.workers else self._started_s
         if waited_s > _WARN_OF_FEW_S:
