@@ -18,11 +18,11 @@ $(VENV)/.has-%: pyproject.toml constraints.txt src/headrace/version.py
 demo: $(DEMO)
 	$(BIN)/headrace demo
 
-# Half of what tests do is to wait for others. One process of the five runs those that need Ray: tests/scheduling.py.
+# Half of what tests do is to wait for others. One process of the four runs those that need Ray: tests/scheduling.py.
 # The tests start many interpreters. Without files of bytecode each of them would compile the package again. They fork many
 # processes, too. Memory in huge pages is forked with fewer entries to copy: a tenth of the time of all tests.
 test: $(VENV)/.has-dev
-	PYTHONDONTWRITEBYTECODE= GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest -n 5
+	PYTHONDONTWRITEBYTECODE= GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest -n 4
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff check .
