@@ -74,7 +74,7 @@ class Stream:
             self._next()
 
     def due(self) -> int:
-        """Return the process whose last batch is the oldest: workers take turns, so the next batch should be its."""
+        """Return the process whose last batch is the oldest: workers take turns, so the next batch is due from it."""
         return max(set(self._recent), key=[*reversed(self._recent)].index)
 
 

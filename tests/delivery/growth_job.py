@@ -15,6 +15,8 @@ LENGTH, BATCH_SIZE = 400, 2
 
 
 class Slow(Dataset[int]):
+    """Samples that take real time: the pool grows because of the time that ranks wait for them."""
+
     def __len__(self) -> int:
         return LENGTH
 

@@ -287,7 +287,7 @@ class SimulatedPool(DispatchedPool[SimulatedPeer]):
     def _note_death(self, future: Dispatched) -> None:
         """Count the workers that a task ends: the task is to blame for each, and given up at `MOST_DEATHS`."""
         deaths = self._deaths[future.number] = self._deaths.get(future.number, 0) + 1
-        # A second copy may end one more. Where tasks are answered together another may be blamed, until it is alone.
+        # A second copy may end one more. Tasks that are answered together may be blamed for each other.
         if deaths > rules.MOST_DEATHS + 1 + rules.DOUBTFUL * self.schedule.small:
             self.broken_rules.append(f"task {future.number} has ended {deaths} workers")
 
