@@ -10,14 +10,14 @@ itself to a loader that it returns unchanged. Therefore two of its methods are w
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple
 
 from headrace.errors import bad_value, whole_number
 from headrace.plan.plan import MAX_SEED
-from headrace.progress.base import Observer
+from headrace.progress.base import Observer, Pass
 from headrace.progress.source import Kind
 from headrace.worker.sharing import StreamShare
 
@@ -42,31 +42,32 @@ class AccelerateLink(Observer):
     Args:
         loader: Gets the attributes `end_of_dataloader` and `remainder`, which Accelerate reads.
         settings: What its `Accelerator` is set to; the generators named there are synchronized at once.
-        steps: Counts the batches of the pass; -1 where nobody knows.
+        reading: The pass.
         remainder: Samples of the last global batch that are no pads; 0 for all, -1 for unknown.
     """
 
-    def __init__(self, loader: Any, settings: Settings, steps: Callable[[], int], remainder: int) -> None:
+    def __init__(self, loader: Any, settings: Settings, reading: Pass, remainder: int) -> None:
         accelerate = sys.modules["accelerate"]
         accelerate.utils.synchronize_rng_states(settings.rng_types)
         self._gradient_state: Any = accelerate.state.GradientState()
         self._device = accelerate.PartialState().device
         self._send = accelerate.utils.send_to_device
         self._settings = settings
-        self._loader = weakref.ref(loader)  # the loader may refer to the reader, which refers to this
-        self._steps, self._remainder = steps, remainder
+        # Both refer to this: the pass has it as an observer, and the loader may keep the reader.
+        self._loader, self._pass = weakref.ref(loader), weakref.ref(reading)
+        self._remainder = remainder
         self._announced = False
 
     def delivering(self, nth: int, number: int, worker: int, samples: int, resume: Any, last: bool) -> None:
         """Register the loader at its first batch, and mark its last."""
-        loader = self._loader()
-        if loader is None:
+        loader, reading = self._loader(), self._pass()
+        if loader is None or reading is None:
             return
         if not self._announced:
             self._announced = True
             loader.end_of_dataloader, loader.remainder = False, self._remainder
             self._gradient_state._add_dataloader(loader)
-        if last or nth == self._steps():
+        if last or nth == reading.steps:  # it has counted its steps by now
             loader.end_of_dataloader = True
 
     def ended(self, finished: bool) -> None:
@@ -254,13 +255,13 @@ class Prepared:
                 stacklevel=7,
             )
 
-    def _link(self, steps: Callable[[], int], remainder: int | StreamShare | None) -> AccelerateLink | None:
+    def _link(self, reading: Pass, remainder: int | StreamShare | None) -> AccelerateLink | None:
         """Return the observer that reports a pass to Accelerate; None if no `Accelerator` prepared the loader."""
         if self._accelerated is None:
             return None
         if not isinstance(remainder, int):
             remainder = self._stream_remainder(remainder)
-        return AccelerateLink(self, self._accelerated, steps, remainder)
+        return AccelerateLink(self, self._accelerated, reading, remainder)
 
     def _stream_remainder(self: Any, share: StreamShare | None) -> int:
         if share is None or share.tail != "pad" or share.world.size == 1:

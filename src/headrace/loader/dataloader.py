@@ -201,6 +201,7 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
             sampler=type(sampler if batch_sampler is None else batch_sampler).__qualname__ if sampled else "",
         )
         self._schedule = Schedule(self._source)
+        self._pass: Any = None  # the latest, whose state is the loader's
         self._resized: int | None = None
         self._growth: Any = None
         options.check_max_workers(self)
@@ -319,9 +320,8 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has workers of its own, and all that belongs to them.
-        return (
-            vars(self) | dict.fromkeys(("_iterator", "_transfer", "_pinning", "_share", "_growth")) | {"_remarks": []}
-        )
+        own = ("_iterator", "_transfer", "_pinning", "_share", "_growth")
+        return vars(self) | dict.fromkeys(own) | {"_remarks": []}
 
     def verify(self) -> None:
         """Check that all ranks are about to read the same epoch of the same data, each its own share of it.

@@ -60,8 +60,10 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
         )
         if persistent:
             loader._iterator = pool
-    reading = PlanPass(loader._schedule, plan, loader.in_order or not executor.prefetches, pool.allows_early)
-    link = loader._link(lambda: reading.steps, plan.remainder(reading.start.epoch, reading.start.samples))
+    loader._pass = reading = PlanPass(
+        loader._schedule, plan, loader.in_order or not executor.prefetches, pool.allows_early
+    )
+    link = loader._link(reading, plan.remainder(reading.start.epoch, reading.start.samples))
     reading.observers = () if link is None else (link,)
     return _reader(loader, executor, pool, reading, link, persistent)
 
@@ -70,7 +72,7 @@ def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
     """Begin a pass over what a sampler draws, in the same steps as torch, which decide what its generators draw."""
     samplers = loader._samplers()
     own = [loader.generator, *(getattr(one, "generator", None) for one in samplers)]
-    reading = SamplerPass(
+    loader._pass = reading = SamplerPass(
         loader._schedule,
         samplers,
         generators=list(dict.fromkeys(one for one in own if isinstance(one, torch.Generator))),
@@ -78,7 +80,7 @@ def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
         batched=loader._auto_collation,
         torch_alone=_automatic(loader) is not None,
     )
-    link = loader._link(lambda: len(loader) - reading.behind, 0)
+    link = loader._link(reading, 0)
     reading.observers = () if link is None else (link,)
     reader = loader._iterator if persistent else None
     reusable = isinstance(reader, Reader) and not reader.broken
@@ -106,7 +108,7 @@ def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
     if source.keys_stream():
         loader._schedule.begin()
     reading = stream_pass(loader, executor)
-    link = loader._link(lambda: -1, source.stream_share())
+    link = loader._link(reading, source.stream_share())
     reading.observers = () if link is None else (link,)
     reader = loader._iterator if persistent else None
     if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
@@ -128,16 +130,18 @@ def stream_pass(loader: Any, executor: Executor) -> StreamPass:
     """Make the pass over an iterable dataset that the loader is about to read."""
     persistent = loader.persistent_workers and executor.prefetches
     kept = isinstance(loader._iterator, Reader) and not loader._iterator.broken
-    return StreamPass(
+    before = loader._schedule.latest if persistent and kept else None
+    loader._pass = reading = StreamPass(
         loader._schedule,
         int(loader.num_workers) if executor.prefetches else 0,
         loader._index_sampler,
         length=partial(len, loader._index_sampler),
         batched=loader._auto_collation,
         persistent=persistent,
-        before=loader._schedule.latest if persistent and kept else None,
+        before=before,
         promised=vars(loader)["_IterableDataset_len_called"],  # where torch notes what len() has said
     )
+    return reading
 
 
 def _reader(

@@ -72,6 +72,10 @@ class Pass(Observer, ABC):
         self._begin()
         schedule.latest = self
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy tells the same place. What is left to read, and who is told, belong to the reader of this one.
+        return {name: value for name, value in vars(self).items() if name not in ("_tasks", "observers")}
+
     def _begin(self) -> None:
         """Take the start that the schedule has now.
 

@@ -1,7 +1,8 @@
 """Where a loader stands: its epoch, and the state that another loader may go on from."""
 
+import weakref
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.errors import StateMismatch, whole_number
 from headrace.plan.state import State, mismatch
@@ -48,17 +49,35 @@ class Schedule:
 
     Attributes:
         start: Where the next `iter()` begins.
-        latest: The pass that began last, if it began since the epoch was set or a state loaded.
         streams: The number of the last pass over an iterable dataset.
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.start = Start()
-        self.latest: HasState | None = None
+        self._latest: weakref.ref[HasState] | None = None
         self.streams = 0
         self._offset: int | None = 0
         self._abandoned = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_latest": self.latest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.latest = state["_latest"]
+
+    @property
+    def latest(self) -> HasState | None:
+        """The pass that began last, if it began since the epoch was set or a state loaded.
+
+        The loader keeps it, not the schedule: a pass refers to the schedule, and no cycle may hold the dataset.
+        """
+        return None if self._latest is None else self._latest()
+
+    @latest.setter
+    def latest(self, reading: HasState | None) -> None:
+        self._latest = None if reading is None else weakref.ref(reading)
 
     @property
     def epoch(self) -> int:
@@ -100,8 +119,9 @@ class Schedule:
 
     def state(self) -> State:
         """Return the place after the last batch that was delivered."""
-        if self.latest is not None:
-            return self.latest.state()
+        latest = self.latest
+        if latest is not None:
+            return latest.state()
         return self.state_at(self.start, self.facts())
 
     def load(self, state: State) -> None:

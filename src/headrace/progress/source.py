@@ -1,5 +1,6 @@
 """What a loader reads: its dataset, what decides on the samples, and how the ranks share them."""
 
+import weakref
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -59,7 +60,6 @@ class Source:
         order: The resolved order; None where a sampler of the user's or an iterable dataset decides.
         sampler: The type of the user's sampler, by name; "" if there is none.
         in_runs: Whether global batches are dealt in runs, as `Plan` has it.
-        batch_sampler: Its attribute `even_batches`, which Accelerate sets, chooses "pad" or "exact"; None: `tail` does.
         default_seed: The seed where neither the loader nor a state has one; None for the usual default.
         state_seed: The seed of the state that was loaded last, if it has one.
     """
@@ -75,12 +75,31 @@ class Source:
     order: Order | None
     sampler: str = ""
     in_runs: bool = False
-    batch_sampler: Any = None
     default_seed: int | None = None
     state_seed: int | None = None
     _drawn_seed: int | None = None
     _plan: Plan | None = None
     _warned: set[str] = field(default_factory=set)
+    _batch_sampler: Any = None
+
+    @property
+    def batch_sampler(self) -> Any:
+        """Its attribute `even_batches`, which Accelerate sets, chooses "pad" or "exact"; None: `tail` does.
+
+        It refers to the loader's automatic sampler, which refers to this: the loader keeps it.
+        """
+        return None if self._batch_sampler is None else self._batch_sampler()
+
+    @batch_sampler.setter
+    def batch_sampler(self, batches: Any) -> None:
+        self._batch_sampler = None if batches is None else weakref.ref(batches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_batch_sampler": self.batch_sampler}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.batch_sampler = state["_batch_sampler"]
 
     def world(self) -> World:
         """Return the world as it is now."""
@@ -88,9 +107,10 @@ class Source:
 
     def current_tail(self) -> Tail:
         """Return the tail rule as it is now."""
-        if self.tail == "drop" or self.batch_sampler is None:
+        batches = self.batch_sampler
+        if self.tail == "drop" or batches is None:
             return self.tail
-        return "pad" if self.batch_sampler.even_batches else "exact"
+        return "pad" if batches.even_batches else "exact"
 
     def planned(self) -> bool:
         """Tell whether the next epoch follows a plan, rather than torch's own samplers."""
