@@ -46,12 +46,15 @@ def open_index(shards: Shards) -> Index:
 def _index_of(path: Path, unplaced: list[Path]) -> Index:
     """Return the index of one shard, made and written where there is none yet."""
     size = path.stat().st_size
-    places = Path(f"{path}{SUFFIX}"), _cached(path)
-    for place in places:
-        with suppress(FileNotFoundError):
-            return _checked(Index.load(place), place, path, size)
+    beside, cached = Path(f"{path}{SUFFIX}"), _cached(path)
+    # An index is read here, not mapped: each mapping has a descriptor, and there may be many shards.
+    with suppress(FileNotFoundError):
+        return _checked(Index.load(beside, mapped=False), beside, path, size)
+    if cached is not None:
+        with suppress(OSError, ShardCorrupt):  # nobody made it by hand, so it is made again
+            return _checked(Index.load(cached, mapped=False), cached, path, size)
     index = scan(path)
-    for place in places:
+    for place in (beside,) if cached is None else (beside, cached):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             index.save(place)
@@ -63,7 +66,7 @@ def _index_of(path: Path, unplaced: list[Path]) -> Index:
 
 
 def _checked(index: Index, place: Path, path: Path, size: int) -> Index:
-    """Return an index with the shard's name as it was given, if it is this shard's."""
+    """Return an index with the shard's name as it was given, if it is this shard's and no column is damaged."""
     found = index.shards[0] if len(index.shards) == 1 else None
     if found is None or os.path.basename(found.name) != path.name:
         raise ShardCorrupt(f"{place} is not the index of {path.name}. Make it again: headrace index {path}")
@@ -72,12 +75,17 @@ def _checked(index: Index, place: Path, path: Path, size: int) -> Index:
             f"{place} was made when the shard had {found.size} bytes; now it has {size}. If the shard is right, make "
             f"the index again: headrace index {path}"
         )
-    return replace(index, shards=(found._replace(name=str(path)),), origin=None)
+    return replace(index, shards=(found._replace(name=str(path)),), columns=dict(index.columns), origin=None)
 
 
-def _cached(path: Path) -> Path:
-    """Return where the index of a shard lies in the cache folder; a shard that has changed has another place."""
+def _cached(path: Path) -> Path | None:
+    """Return where the index of a shard lies in the cache folder; a shard that has changed has another place.
+
+    None if nobody knows where the cache folder is: the user has no home.
+    """
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(folder):
+        return None
     about = path.stat()
     words = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}".encode("utf-8", "surrogateescape")
     return Path(folder, "headrace", hashlib.blake2b(words, digest_size=16).hexdigest() + SUFFIX)
