@@ -41,7 +41,7 @@ class TarDataset(Dataset[Any]):
 
     Members that share a name up to its first dot are the fields of a sample, by the rules of webdataset 1.0.2. With
     `shuffle=True` a loader reads in an order of `Blocks`, so that each rank reads few shards. Samples are read once a
-    batch and decoded one by one, each with its own random numbers.
+    batch and decoded one by one, each with its own random numbers. The members of a sample must be next to each other.
 
     Where a shard has no index, it is made here, in this process, and written beside the shard, or into the user's cache
     folder (`XDG_CACHE_HOME`) where that is not allowed. The command `headrace index` makes indexes in parallel, and one
