@@ -17,6 +17,7 @@ import pytest
 
 from headrace.errors import ShardCorrupt
 from headrace.shards import columns
+from headrace.shards.catalog import open_index
 from headrace.shards.columns import read_columns, write_columns
 from headrace.shards.dataset import TarDataset
 from headrace.shards.index import SUM, VALUES, Index
@@ -33,15 +34,18 @@ NUMBERS = [0, 1, 2, 255, 2**16, 2**31, 2**32 - 1, 2**47, 2**55, 2**63 - 1, 2**63
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A manifest of a shard of ours and one of another program's, with all columns that there are."""
+    """A shard of ours and one of another program's, their indexes with all columns that there are, and a manifest."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     with ShardWriter(tmp_path / "%d.tar") as writer:
         for number in range(4):
             writer.write({"__key__": f"k{number}", "cls": number, "txt": f"{number}" * (300 + number)})
     contents = [(f"d/{number}", {"cls": b"%d" % number, "seg.png": b"x" * 5000, "txt": b""}) for number in range(3)]
     path = write(tmp_path / "1.tar", contents)
-    Index.join([scan(one, True, ["cls"]) for one in (Path(writer.shards[0]), path)]).save(tmp_path / "a.index")
-    return tmp_path / "a.index"
+    parts = [scan(one, True, ["cls"]) for one in (Path(writer.shards[0]), path)]
+    for number, part in enumerate(parts):
+        part.save(tmp_path / f"{number}.tar.index")
+    Index.join(parts).save(tmp_path / "a.index")
+    return tmp_path
 
 
 def flipped(path: Path, case: int, draw: random.Random) -> None:
@@ -118,18 +122,17 @@ WAYS: list[Callable[[Path, int, random.Random], None]] = [
 ]
 
 
-def outcomes(path: Path, folder: Path, expected: list[Any], verify: bool, untouched: bool) -> Iterator[str]:
+def outcomes(shards: str, expected: list[Any], verify: bool, untouched: bool) -> Iterator[str]:
     """Read all samples by an index, each alone and all at once; yield what came of it.
 
     Args:
-        path: The index.
-        folder: Where its shards lie.
+        shards: The manifest, or the shards that have indexes beside them.
         expected: The right samples.
         verify: Whether to compare their data.
         untouched: Whether all checksums are those of the right index.
     """
     try:
-        index = Index.load(path, str(folder))
+        index = open_index(shards)
         names = [shard.name for shard in index.shards]
         dataset = TarDataset(index, verify=verify and SUM in index.columns)
         labels = index.columns.get(VALUES + "cls")  # nothing else tells a label that has the right checksum
@@ -155,17 +158,18 @@ def outcomes(path: Path, folder: Path, expected: list[Any], verify: bool, untouc
         dataset._files.close()
 
 
-def test_a_damaged_index_gives_the_right_sample_or_an_error(whole: Path, tmp_path: Path) -> None:
-    expected, original = list(TarDataset(whole, verify=True)), whole.read_bytes()
-    path = tmp_path / "damaged.index"
+@pytest.mark.parametrize("name", ["a.index", "0.tar.index", "1.tar.index"])
+def test_a_damaged_index_gives_the_right_sample_or_an_error(name: str, whole: Path) -> None:
+    path, shards = whole / name, str(whole / ("a.index" if name == "a.index" else "*.tar"))
+    expected, original = list(TarDataset(shards, verify=True)), path.read_bytes()
     counts: Counter[str] = Counter()
-    for case in range(CASES):
+    for case in range(CASES // 3):
         draw = random.Random(case)
         way = WAYS[case % len(WAYS)]
         path.write_bytes(original)
         way(path, case // len(WAYS), draw)
         try:
-            found = outcomes(path, tmp_path, expected, draw.random() < 0.3, way in (flipped, cut_or_longer))
+            found = outcomes(shards, expected, draw.random() < 0.3, way in (flipped, cut_or_longer))
             counts.update(f"{way.__name__}: {one}" for one in found)
         except BaseException as error:
             error.add_note(f"case {case}, {way.__name__}")

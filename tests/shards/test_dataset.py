@@ -275,6 +275,17 @@ def test_a_member_of_more_than_8_gib_is_passed_over(tmp_path: Path) -> None:
         scan(path)
 
 
+def test_no_memory_is_asked_for_that_only_the_index_claims(tmp_path: Path) -> None:
+    """The file has holes: it takes no room."""
+    path = write(tmp_path / "a.tar", [("a", {"cls": b"1"})])
+    index, size = scan(path), 2**42
+    os.truncate(path, size)
+    claimed = dict(index.columns) | {"size": np.array([size // 2], np.uint64)}
+    dataset = TarDataset(Index((index.shards[0]._replace(size=size),), index.names, claimed))
+    with pytest.raises(ShardCorrupt, match="the header of 'cls' differs"):
+        dataset[0]
+
+
 def test_numbers_from_the_index(tmp_path: Path) -> None:
     (path,) = shards(tmp_path, (12,))
     scan(Path(path), values=["cls"]).save(Path(f"{path}.index"))

@@ -25,6 +25,9 @@ from headrace.shards.tar import BLOCK
 _SMALL = 4096
 """The largest field that is read together with its header, in bytes: a larger one would have to be copied."""
 
+_LARGE = 2**26
+"""The largest field that is read at once with the header that says its size, in bytes."""
+
 _MOST_PATTERNS = 1000
 """For how many combinations of fields it is remembered which of them to read."""
 
@@ -219,6 +222,7 @@ class TarDataset(Dataset[Any]):
         header, size = places.header, places.size
         ranges: list[tuple[int, int]] = []
         cuts: list[tuple[int, int, int]] = []  # for each field: the range with its header, where in it, the data's size
+        large: list[int] = []
         begin = following = piece = -1
         for field in wanted:
             at, length = header[field], size[field]
@@ -232,12 +236,17 @@ class TarDataset(Dataset[Any]):
             if length > _SMALL:
                 following = -1
                 ranges.append((at + BLOCK, length))
+                if length > _LARGE:
+                    large.append(field)
             else:
                 following = -(-end // BLOCK) * BLOCK
         shard = self.index.shards[number]
         path = self._paths.get(number)
         if path is None:
             path = self._paths[number] = os.path.join(self._folder, shard.name)
+        if large:  # no memory is asked for that only the index claims
+            heads = self._files.read(path, shard.size, [(header[field], CHECKED) for field in large])
+            self._compare([crc32(head) for head in heads], places.check, large, "header", places, numbers)
         pieces = self._files.read(path, shard.size, ranges)
         checks, found = [], []
         for piece, at, length in cuts:

@@ -125,7 +125,8 @@ class Index:
         for part in parts:
             columns = part.columns
             moved = np.array([places[name] for name in part.names], np.uint64)
-            joined["name"].append(moved[columns["name"]] if len(moved) else columns["name"])
+            # A number that is too large becomes another name, and so another checksum of the header.
+            joined["name"].append(moved.take(columns["name"].astype(np.int64), mode="clip"))
             for column in ("block", "size", "check", "keys"):
                 joined[column].append(columns[column])
             for column in kept:
@@ -175,6 +176,7 @@ class Index:
             fits = all(count == expected.get(name, samples) for name, count in counts.items())
             fits &= all(place.dtype.kind == "u" or name.startswith(VALUES) for name, place in columns.places.items())
             fits &= all(isinstance(name, str) for name in names) and len(set(names)) == len(names) <= fields
+            fits &= bool(names) == bool(fields)
             fits &= {*OF_FIELDS, "first", "key_end"} <= counts.keys()
             fits &= all(columns.places[name].dtype.itemsize <= most for name, most in _WIDEST.items())
         except (KeyError, TypeError, ValueError) as error:
