@@ -124,6 +124,21 @@ def test_a_disk_that_fills_up_leaves_no_part_of_an_index(tmp_path: Path, cache: 
     assert list(cache.iterdir()) == []
 
 
+def test_what_is_in_no_index_is_said_when_one_is_made(tmp_path: Path) -> None:
+    paths = [shard(tmp_path, name) for name in ("a.tar", "b.tar")]
+    for path in paths:
+        path.write_bytes(path.read_bytes() * 2)
+    with pytest.warns(
+        UserWarning, match=r"a\.tar: the archive ends at byte 2048, and 1 members.*There are 1 more"
+    ) as seen:
+        dataset = TarDataset(paths)
+    assert seen[0].filename == __file__
+    assert len(dataset) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TarDataset(paths)
+
+
 def test_an_index_of_another_shard_is_refused(tmp_path: Path) -> None:
     path, other = shard(tmp_path), shard(tmp_path, "b.tar")
     open_index(path)

@@ -48,6 +48,7 @@ def in_parts(found: list[dict[str, Any]]) -> bool:
     return False
 
 
+@pytest.mark.filterwarnings("ignore:.*headrace inspect SHARD")
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(form=st.sampled_from(sorted(FORMATS)), contents=MEMBERS)
 def test_the_samples_are_webdatasets(form: str, contents: list[tuple[str, bytes, bytes]], tmp_path: Path) -> None:

@@ -32,7 +32,11 @@ def open_index(shards: Shards) -> Index:
     if len(paths) == 1 and paths[0].endswith(SUFFIX):
         return Index.load(Path(paths[0]))
     unplaced: list[Path] = []
-    index = Index.join([_index_of(Path(path), unplaced) for path in paths])
+    remarks: list[str] = []
+    index = Index.join([_index_of(Path(path), unplaced, remarks) for path in paths])
+    if remarks:
+        more = f" There are {len(remarks) - 1} more such remarks." if len(remarks) > 1 else ""
+        warnings.warn(f"{remarks[0]}.{more} headrace inspect SHARD says this at any time.", stacklevel=3)
     if unplaced:
         warnings.warn(
             f"the index of {unplaced[0]}{f' and of {len(unplaced) - 1} more' * (len(unplaced) > 1)} cannot be written, "
@@ -43,8 +47,14 @@ def open_index(shards: Shards) -> Index:
     return index
 
 
-def _index_of(path: Path, unplaced: list[Path]) -> Index:
-    """Return the index of one shard, made and written where there is none yet."""
+def _index_of(path: Path, unplaced: list[Path], remarks: list[str]) -> Index:
+    """Return the index of one shard, made and written where there is none yet.
+
+    Args:
+        path: The shard.
+        unplaced: Where to add it if its index cannot be written.
+        remarks: Where to add sentences about what is in the shard and not in an index that is made.
+    """
     size = path.stat().st_size
     beside, cached = Path(f"{path}{SUFFIX}"), _cached(path)
     # An index is read here, not mapped: each mapping has a descriptor, and there may be many shards.
@@ -53,7 +63,9 @@ def _index_of(path: Path, unplaced: list[Path]) -> Index:
     if cached is not None:
         with suppress(OSError, ShardCorrupt):  # nobody made it by hand, so it is made again
             return _checked(Index.load(cached, mapped=False), cached, path, size)
-    index = scan(path)
+    said: list[str] = []
+    index = scan(path, remarks=said)
+    remarks += [f"{path}: {remark}" for remark in said]
     for place in (beside,) if cached is None else (beside, cached):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
