@@ -61,8 +61,8 @@ def test_what_is_broken_is_named_and_the_others_are_indexed(
     [
         ("joined", "the archive ends at byte 5120, and 6 members after that are not read"),
         ("hole", "the archive ends at byte 3072, and 2 members after that are not read"),
-        ("links", "1 fifos are passed over"),
-        ("links", "2 links are passed over"),
+        ("links", "1 fifos are skipped"),
+        ("links", "2 links are skipped"),
     ],
 )
 def test_what_is_not_read_is_counted(

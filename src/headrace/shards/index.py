@@ -74,13 +74,13 @@ class Places(NamedTuple):
     key: list[memoryview]
 
 
-def field_word(name: str) -> int:
-    """Return the word of a field's name. The slash, which no name has, keeps it apart from the word of a key."""
+def field_hash(name: str) -> int:
+    """Return the hash of a field's name. The slash, which no name has, keeps it apart from the hash of a key."""
     return crc32(f"{name}/".encode("utf-8", "surrogateescape"))
 
 
-def size_word(size: Any, fields: Any) -> Any:
-    """Return the word of a field's size and of the number of its sample's fields; both may be arrays."""
+def size_hash(size: Any, fields: Any) -> Any:
+    """Return the hash of a field's size and of the number of its sample's fields; both may be arrays."""
     return (size * 2**16 + fields) % _PRIME
 
 
@@ -94,7 +94,7 @@ class Index:
         columns: Numbers, in arrays of shape (n,). For each sample the number of its first field (`first`, with one more
             at the end), and where its key ends (`key_end`) in the bytes of all keys (`keys`). For each field its place
             among `names` (`name`), the block of its header (`block`), its bytes (`size`), the CRC-32 of its header,
-            of its key, and the words of its name and size, combined by exclusive or (`check`), and perhaps the CRC-32
+            of its key, and hashes of its name and size, combined by exclusive or (`check`), and perhaps the CRC-32
             of its data (`sum`). For each sample perhaps numbers from fields (`values of FIELD`).
         origin: The file that it was loaded from, the folder that names are relative to, and the checksum of the file's
             description; None if the index was made in this process.
@@ -238,9 +238,9 @@ class Index:
             self.columns.check_length()
 
     @cached_property
-    def _field_words(self) -> Array:
-        """The words of all names, shape (names,)."""
-        return np.array([field_word(name) for name in self.names], np.int64)
+    def _field_hashes(self) -> Array:
+        """The hashes of all names, shape (names,)."""
+        return np.array([field_hash(name) for name in self.names], np.int64)
 
     def places(self, samples: Sequence[int]) -> Places:
         """Return where the fields of samples lie, in the order in which they stand in the shard.
@@ -264,8 +264,8 @@ class Index:
             fields = np.arange(first[-1]) + (starts - np.array(first[:-1], np.int64)).repeat(counts)
             header, size = columns["block"][fields].astype(np.int64) * BLOCK, columns["size"][fields].astype(np.int64)
             name, keys = columns["name"][fields].astype(np.int64), self._keys(numbers)
-            words = np.array([crc32(key) for key in keys], np.int64).repeat(counts)
-            words ^= self._field_words[name] ^ size_word(size, counts.repeat(counts)) ^ columns["check"][fields]
+            hashes = np.array([crc32(key) for key in keys], np.int64).repeat(counts)
+            hashes ^= self._field_hashes[name] ^ size_hash(size, counts.repeat(counts)) ^ columns["check"][fields]
             sums = columns[SUM][fields].tolist() if SUM in columns else []
         except (IndexError, OverflowError, ValueError):  # the number of a field or of a name, or a negative count
             self._contradicts(shards)
@@ -273,7 +273,7 @@ class Index:
         headers, sizes = header.tolist(), size.tolist()
         if beyond.any() or (headers and (min(headers) < 0 or min(sizes) < 0)):
             self._contradicts(shards)
-        return Places(shards.tolist(), first, name.tolist(), headers, sizes, words.tolist(), sums, keys)
+        return Places(shards.tolist(), first, name.tolist(), headers, sizes, hashes.tolist(), sums, keys)
 
     def _contradicts(self, shards: Array) -> NoReturn:
         names = ", ".join(self.shards[shard].name for shard in np.unique(shards)[:3].tolist())

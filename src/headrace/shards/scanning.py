@@ -19,12 +19,12 @@ from headrace.shards.index import (
     VALUES,
     Index,
     Shard,
-    field_word,
-    size_word,
+    field_hash,
+    size_hash,
     too_large,
 )
 from headrace.shards.samples import adjacent, samples
-from headrace.shards.tar import BLOCK, Member, Passed, members
+from headrace.shards.tar import BLOCK, Member, Skipped, members
 
 _PIECE_BYTES = 2**12
 """How much is read at least: one read then finds the headers of small members and of what follows them."""
@@ -36,7 +36,7 @@ _NAMED = 3
 """How many keys are named in a remark."""
 
 
-class _Read:
+class _FileBytes:
     """A file's bytes, read in pieces: a part of a mapped file that is cut off meanwhile would end the process.
 
     Args:
@@ -79,27 +79,27 @@ def scan(path: Path, sums: bool = False, values: Sequence[str] = (), remarks: li
         size = os.fstat(file.fileno()).st_size
         if not size:
             raise ShardCorrupt(f"{path} is corrupt at byte 0: it is empty")
-        data, passed = _Read(file.fileno(), size), Passed()
-        index = _scanned(data, str(path), sums, values, passed)
+        data, skipped = _FileBytes(file.fileno(), size), Skipped()
+        index = _scanned(data, str(path), sums, values, skipped)
         if remarks is not None:
-            remarks += _remarks(index, data, str(path), passed)
+            remarks += _remarks(index, data, str(path), skipped)
         return index
 
 
-def _scanned(data: _Read, path: str, sums: bool, values: Sequence[str], passed: Passed) -> Index:
+def _scanned(data: _FileBytes, path: str, sums: bool, values: Sequence[str], skipped: Skipped) -> Index:
     names: dict[str, int] = {}
-    words: dict[str, int] = {}
+    hashes: dict[str, int] = {}
     keys, key_end, first = bytearray(), [], [0]
     rows: list[tuple[int, int, int, int]] = []
     data_sums: list[int] = []
     numbers: dict[str, list[int | float]] = {value: [] for value in values}
-    for key, fields in adjacent(samples(members(data, path, passed), path), path):
+    for key, fields in adjacent(samples(members(data, path, skipped), path), path):
         key_bytes = key.encode("utf-8", "surrogateescape")
-        key_word, count = zlib.crc32(key_bytes), len(fields)
+        key_hash, count = zlib.crc32(key_bytes), len(fields)
         for field, at in fields.items():
-            if field not in words:
-                words[field], names[field] = field_word(field), len(names)
-            check = zlib.crc32(at.head[:CHECKED]) ^ key_word ^ words[field] ^ size_word(at.size, count)
+            if field not in hashes:
+                hashes[field], names[field] = field_hash(field), len(names)
+            check = zlib.crc32(at.head[:CHECKED]) ^ key_hash ^ hashes[field] ^ size_hash(at.size, count)
             rows.append((names[field], at.header // BLOCK, at.size, check))
             if sums:
                 data_sums.append(_sum(data, at))
@@ -119,7 +119,7 @@ def _scanned(data: _Read, path: str, sums: bool, values: Sequence[str], passed: 
     return Index((Shard(path, len(data), len(key_end)),), tuple(names), packed)
 
 
-def _sum(data: _Read, at: Member) -> int:
+def _sum(data: _FileBytes, at: Member) -> int:
     """Return the CRC-32 of a member's data."""
     found, end = 0, at.start + at.size
     for start in range(at.start, end, _LARGE_BYTES):
@@ -127,26 +127,26 @@ def _sum(data: _Read, at: Member) -> int:
     return found
 
 
-def _remarks(index: Index, data: _Read, path: str, passed: Passed) -> Iterator[str]:
+def _remarks(index: Index, data: _FileBytes, path: str, skipped: Skipped) -> Iterator[str]:
     """Yield sentences about what a user of the shard would miss."""
     again = [key for key, times in Counter(index.keys(range(len(index)))).items() if times > 1]
     if again:
         yield f"{len(again)} keys come again later, and make samples of their own: {some(again)}"
-    for what, count in sorted(passed.others.items()):
+    for what, count in sorted(skipped.others.items()):
         yield (
-            f"{count} {what} are passed over: they have no data in the archive. Where they stand for files, make it "
+            f"{count} {what} are skipped: they have no data in the archive. Where they stand for files, make it "
             "again with tar --dereference --hard-dereference"
         )
-    beyond = _data_after(data, passed.end)
+    beyond = _data_after(data, skipped.end)
     if beyond < len(data):
         yield (
-            f"the archive ends at byte {passed.end}, and {_members_after(data, path, beyond)} members after that are "
+            f"the archive ends at byte {skipped.end}, and {_members_after(data, path, beyond)} members after that are "
             "not read. If archives were joined by cat, join them by tar --concatenate, or leave them apart; if a part "
             "of the file was overwritten by zeros, copy it again"
         )
 
 
-def _data_after(data: _Read, at: int) -> int:
+def _data_after(data: _FileBytes, at: int) -> int:
     """Return the first block after a place that is not empty, in bytes; the data's length if there is none."""
     for start in range(at, len(data), _LARGE_BYTES):
         piece = data[start : start + _LARGE_BYTES]
@@ -156,22 +156,22 @@ def _data_after(data: _Read, at: int) -> int:
     return len(data)
 
 
-def _members_after(data: _Read, path: str, at: int) -> int:
+def _members_after(data: _FileBytes, path: str, at: int) -> int:
     """Count the members of the archives that begin at a place and after it, up to what is none."""
     count = 0
     while at < len(data):
-        passed = Passed()
+        skipped = Skipped()
         try:
-            for _ in members(data, path, passed, at):
+            for _ in members(data, path, skipped, at):
                 count += 1
         except ShardCorrupt:
             break
-        at = _data_after(data, passed.end)
+        at = _data_after(data, skipped.end)
     return count
 
 
 def some(keys: Sequence[str]) -> str:
-    """Return the first of some keys, in words."""
+    """Return the first of some keys, as text."""
     more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
     return ", ".join(map(repr, keys[:_NAMED])) + more
 
@@ -189,7 +189,7 @@ def _values(numbers: list[int | float], where: str) -> Array:
     return np.array(numbers, "<f8")
 
 
-def _number(data: _Read, fields: Mapping[str, Member], value: str, where: str) -> int | float:
+def _number(data: _FileBytes, fields: Mapping[str, Member], value: str, where: str) -> int | float:
     """Return the number that a sample has in a field, or in a JSON object in a field."""
     name, _, item = value.partition(":")
     at = fields.get(name)

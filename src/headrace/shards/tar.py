@@ -64,7 +64,7 @@ class Bytes(Protocol):
 
 
 @dataclass
-class Passed:
+class Skipped:
     """What `members` found and did not yield.
 
     Attributes:
@@ -76,13 +76,13 @@ class Passed:
     end: int = 0
 
 
-def members(data: Bytes, where: str, passed: Passed | None = None, at: int = 0) -> Iterator[Member]:
+def members(data: Bytes, where: str, skipped: Skipped | None = None, at: int = 0) -> Iterator[Member]:
     """Yield the regular members of an archive, in their order; others are skipped.
 
     Args:
         data: The whole archive.
         where: Its name, for errors.
-        passed: Where to note what is not yielded.
+        skipped: Where to note what is not yielded.
         at: Where the archive begins in the data, in bytes.
 
     Raises:
@@ -104,8 +104,8 @@ def members(data: Bytes, where: str, passed: Passed | None = None, at: int = 0) 
                 _corrupt(where, at, "an empty block stands where a member should begin")
             if extended:
                 _corrupt(where, at, "the last extension header belongs to no member")
-            if passed is not None:
-                passed.end = at + 2 * BLOCK
+            if skipped is not None:
+                skipped.end = at + 2 * BLOCK
             return
         short_name, octal_size, octal_sum, kind, magic, prefix = _HEADER.unpack(header)
         if _number(octal_sum) != checksum(header):
@@ -128,8 +128,8 @@ def members(data: Bytes, where: str, passed: Passed | None = None, at: int = 0) 
             _corrupt(where, at, "it has a sparse member, whose data does not lie in one piece")
         if kind not in _REGULAR:  # links, devices and folders have no data, whatever their size says
             size = size if kind > b"7" else 0
-            if passed is not None and kind != b"5":
-                passed.others[_OTHERS.get(kind, "members of unknown types")] += 1
+            if skipped is not None and kind != b"5":
+                skipped.others[_OTHERS.get(kind, "members of unknown types")] += 1
         if start + size > length:
             _corrupt(where, at, f"a member of {size} bytes does not fit into what is left: it was cut off")
         if kind in _REGULAR:
