@@ -1,11 +1,13 @@
 """`headrace index` makes indexes beside the shards or one for all, and says which shards it could not index."""
 
+import tarfile
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from commands import run_command
+from headrace.errors import ShardCorrupt
 from headrace.shards.dataset import TarDataset
 from headrace.shards.index import SUM
 from shards.test_index import write
@@ -51,6 +53,58 @@ def test_what_is_broken_is_named_and_the_others_are_indexed(
     manifest = tmp_path / "all.index"
     assert run(f"{tmp_path}/*.tar", "--manifest", str(manifest), monkeypatch=monkeypatch) == 1
     assert not manifest.exists()
+
+
+@pytest.mark.parametrize("command", ["index", "inspect"])
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ("joined", "the archive ends at byte 5120, and 6 members after that are not read"),
+        ("hole", "the archive ends at byte 3072, and 2 members after that are not read"),
+        ("links", "1 fifos are skipped"),
+        ("links", "2 links are skipped"),
+    ],
+)
+def test_what_is_not_read_is_counted(
+    command: str,
+    made: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(tmp_path / "a.tar", [(f"{sample}", {"cls": b"%d" % sample}) for sample in range(4)])
+    data = path.read_bytes()
+    if made == "joined":
+        other = write(tmp_path / "b.tar", [(f"{sample}", {"cls": b"x"}) for sample in range(4, 7)]).read_bytes()
+        data += other + other
+    elif made == "hole":
+        data = data[:2048] + bytes(1024) + data[2048:]
+    path.write_bytes(data)
+    if made == "links":
+        with tarfile.open(path, "a") as tar:
+            for name, kind in (("5.cls", tarfile.SYMTYPE), ("6.cls", tarfile.LNKTYPE), ("7.cls", tarfile.FIFOTYPE)):
+                member = tarfile.TarInfo(name)
+                member.type, member.linkname = kind, "0.cls"
+                tar.addfile(member)
+    assert run_command(command, str(path), monkeypatch=monkeypatch) == 1
+    assert text in capsys.readouterr().out.replace("\n", "")
+    assert (tmp_path / "a.tar.index").exists() == (command == "index")
+
+
+@pytest.mark.parametrize("command", [["index"], ["inspect"], ["pack", "OUT"]])
+def test_a_sample_in_parts_is_refused(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.tar", [("a", {"jpg": b"x"}), ("b", {"jpg": b"y"}), ("a", {"cls": b"1"})])
+    rest = [f"{tmp_path}/out-%d.tar" for _ in command[1:]]
+    assert run_command(command[0], str(path), *rest, monkeypatch=monkeypatch) != 0
+    said = "".join(capsys.readouterr()).replace("\n", "")
+    assert "the members of sample 'a' are not next to each other" in said
+    assert "tar --sort=name" in said
+    with pytest.raises(ShardCorrupt, match="sample 'a'"):
+        TarDataset(path)
+    assert not list(tmp_path.glob("*.index"))
 
 
 @pytest.mark.parametrize(

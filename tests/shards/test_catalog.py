@@ -1,6 +1,7 @@
 """Indexes are made where there are none, found where they lie, and refused where they do not fit."""
 
 import os
+import pwd
 import resource
 import shutil
 import warnings
@@ -11,6 +12,7 @@ import pytest
 from headrace.errors import ShardCorrupt
 from headrace.shards import catalog
 from headrace.shards.catalog import open_index
+from headrace.shards.columns import read_columns
 from headrace.shards.dataset import TarDataset
 from headrace.shards.index import Index
 from headrace.shards.scanning import scan
@@ -74,6 +76,41 @@ def test_or_in_memory_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert seen[0].filename == __file__
 
 
+@pytest.mark.parametrize("cache_home", ["a.tar", None])
+def test_or_where_there_is_no_cache_folder(
+    cache_home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be reached, or the user has no home: an index in memory, no folder named `~`."""
+    path = shard(tmp_path)
+    refuse(monkeypatch, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    if cache_home is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache_home))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert open_index(path).key(0) == "k"
+    assert os.listdir(tmp_path) == ["a.tar"]
+
+
+@pytest.mark.parametrize("place", [0, 8, 40, -1])
+def test_a_damaged_index_in_the_cache_folder_is_made_again(
+    place: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shard(tmp_path / "locked")
+    refuse(monkeypatch, path.parent)
+    open_index(path)
+    (cached,) = cache.iterdir()
+    whole = cached.read_bytes()
+    damaged = bytearray(whole)
+    at = read_columns(cached)[0].places["keys"].first if place < 0 else place
+    damaged[at] ^= 1
+    cached.write_bytes(damaged)
+    assert open_index(path).key(0) == "k"
+    assert cached.read_bytes() == whole
+
+
 def test_a_disk_that_fills_up_leaves_no_part_of_an_index(tmp_path: Path, cache: Path) -> None:
     path = shard(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -85,6 +122,21 @@ def test_a_disk_that_fills_up_leaves_no_part_of_an_index(tmp_path: Path, cache: 
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.tar", "cache"]
     assert list(cache.iterdir()) == []
+
+
+def test_what_is_in_no_index_is_said_when_one_is_made(tmp_path: Path) -> None:
+    paths = [shard(tmp_path, name) for name in ("a.tar", "b.tar")]
+    for path in paths:
+        path.write_bytes(path.read_bytes() * 2)
+    with pytest.warns(
+        UserWarning, match=r"a\.tar: the archive ends at byte 2048, and 1 members.*There are 1 more"
+    ) as seen:
+        dataset = TarDataset(paths)
+    assert seen[0].filename == __file__
+    assert len(dataset) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TarDataset(paths)
 
 
 def test_an_index_of_another_shard_is_refused(tmp_path: Path) -> None:

@@ -84,6 +84,41 @@ def test_a_changed_description_is_an_error(data: Any, tmp_path_factory: pytest.T
         read_columns(path)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_a_changed_column_is_an_error_when_it_is_first_read(name: str, mapped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "x.index"
+    write_columns(path, COLUMNS, {})
+    whole = bytearray(path.read_bytes())
+    whole[read_columns(path)[0].places[name].first] ^= 1
+    path.write_bytes(whole)
+    columns, _, _ = read_columns(path, mapped)
+    with pytest.raises(ShardCorrupt, match=rf"x\.index is damaged: the checksum of its column '{name}' differs"):
+        columns[name]
+    assert [columns[other].tolist() for other in COLUMNS if other != name]
+
+
+def test_a_mapped_file_that_was_overwritten_is_an_error(tmp_path: Path) -> None:
+    """Reading what is no longer there would end the process by a signal."""
+    path = tmp_path / "x.index"
+    write_columns(path, COLUMNS, {})
+    mapped, read = read_columns(path)[0], read_columns(path, mapped=False)[0]
+    path.write_bytes(b"")
+    with pytest.raises(ShardCorrupt, match=r"x\.index was overwritten while it was in use"):
+        mapped["a"]
+    assert read["a"].tolist() == [1, 2, 300]
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.index"
+    write_columns(path, COLUMNS, {})
+    path.write_bytes(path.read_bytes().replace(b"headrace\0\3", b"headrace\0\2"))
+    with pytest.raises(
+        ShardCorrupt, match=r"is an index of version 2, and this headrace reads version 3\. Make it again"
+    ):
+        read_columns(path)
+
+
 @pytest.mark.parametrize(("largest", "kind"), [(0, "u1"), (255, "u1"), (256, "u2"), (2**32, "u8"), (2**32 - 1, "u4")])
 def test_smallest(largest: int, kind: str) -> None:
     assert smallest(np.array([0, largest], np.uint64)).dtype == np.dtype(kind)

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from headrace.plan.blocks import Blocks
 from headrace.shards.dataset import TarDataset
 from headrace.shards.index import Index
 from headrace.shards.scanning import scan
+from headrace.shards.writer import ShardWriter
 from shards.test_index import write
 
 
@@ -123,7 +125,7 @@ def test_a_small_field_is_read_together_with_the_header_that_follows(
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda *read: counted.append(read[1]) or pread(*read))
     raw = dataset.read_many([1, 0])
-    assert counted == [1024 + 157, 9000, 1024 + 157, 9000] * 2
+    assert counted == [1024 + 345, 9000, 1024 + 345, 9000] * 2
     assert [dataset.decode(one) for one in raw] == [tuple(fields[name] for name in ("npy", "json", "jpg", "cls"))] * 2
     damaged(str(path), place(str(path), "jpg") - 512, b"b")  # in the middle of what is read at once
     with pytest.raises(ShardCorrupt, match=r"sample 'a' of .* the header of 'jpg' differs"):
@@ -273,6 +275,17 @@ def test_a_member_of_more_than_8_gib_is_passed_over(tmp_path: Path) -> None:
         scan(path)
 
 
+def test_no_memory_is_asked_for_that_only_the_index_claims(tmp_path: Path) -> None:
+    """The file has holes: it takes no room."""
+    path = write(tmp_path / "a.tar", [("a", {"cls": b"1"})])
+    index, size = scan(path), 2**42
+    os.truncate(path, size)
+    claimed = dict(index.columns) | {"size": np.array([size // 2], np.uint64)}
+    dataset = TarDataset(Index((index.shards[0]._replace(size=size),), index.names, claimed))
+    with pytest.raises(ShardCorrupt, match="the header of 'cls' differs"):
+        dataset[0]
+
+
 def test_numbers_from_the_index(tmp_path: Path) -> None:
     (path,) = shards(tmp_path, (12,))
     scan(Path(path), values=["cls"]).save(Path(f"{path}.index"))
@@ -290,12 +303,68 @@ def test_a_thousand_shards_with_few_descriptors(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         from headrace import DataLoader
         from headrace.shards.dataset import TarDataset
-        dataset = TarDataset(sys.argv[1], "cls", {})
+        for _ in range(2):  # at the second time the indexes are there
+            dataset = TarDataset(sys.argv[1], "cls", {})
         for workers in (0, 2):
             loader = DataLoader(dataset, 50, shuffle=True, seed=0, num_workers=workers)
             assert sorted(one for (batch,) in loader for one in batch.tolist()) == list(range(1000))
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script), f"{tmp_path}/*.tar"], check=True, timeout=300)
+
+
+def test_a_shard_of_ours_that_is_written_anew_is_never_taken_for_the_former_one(tmp_path: Path) -> None:
+    """The same keys and sizes, in headers without a time: only the data differs."""
+
+    def written(numbers: list[int]) -> Path:
+        with ShardWriter(tmp_path / "%d.tar") as writer:
+            for place, number in enumerate(numbers):
+                writer.write({"__key__": f"{place:03}", "cls": number % 7, "bin": bytes([number]) * 5000})
+        return Path(writer.shards[0])
+
+    path = written(list(range(50)))
+    former = TarDataset(path)
+    expected = list(former)
+    shutil.copy2(path, copied := tmp_path / "copy.tar")
+    os.utime(copied, (1, 1))
+    written([*range(1, 50), 0])
+    assert former[0] == expected[0], "its file is still open"
+    for number in range(50):
+        with pytest.raises(ShardCorrupt, match="header"):
+            TarDataset(former.index)[number]
+    with tarfile.open(path) as tar:
+        assert [one.isreg() for one in tar] == [True] * 100
+    copied.rename(path)
+    assert list(TarDataset(former.index)) == expected, "a time of the file does not matter"
+
+
+def test_an_index_that_comes_again_in_a_batch(tmp_path: Path) -> None:
+    dataset = TarDataset(
+        write(tmp_path / "a.tar", [(f"{number}", {"cls": b"%d" % number}) for number in range(3)]), "cls"
+    )
+    for batch in ([0, 1, 2, 0], [2] * 9, [0, -3, 0, 2]):
+        assert [dataset.decode(raw) for raw in dataset.read_many(batch)] == [(b"%d" % (one % 3),) for one in batch]
+    assert dataset.read_many([]) == []
+
+
+def test_says_what_it_is(tmp_path: Path) -> None:
+    paths = shards(tmp_path)
+    expected = f"TarDataset('{tmp_path}/0.tar' and 3 more: 17 samples, fields jpeg, cls, big, png, decode=None)"
+    assert repr(TarDataset(paths)) == expected
+    (one,) = shards(tmp_path, (5,))
+    (tmp_path / "0.tar.index").unlink()
+    expected = f"TarDataset('{one}': 5 samples, fields png;jpeg, cls, decode='rgb8')"
+    assert repr(TarDataset(one, "png;jpeg cls", "rgb8")) == expected
+
+
+@pytest.mark.parametrize("wrong", [2.5, 2.0, "2", None, np.float64(2), torch.tensor([1, 2])])
+def test_a_number_that_is_none_is_refused(wrong: Any, tmp_path: Path) -> None:
+    dataset = TarDataset(shards(tmp_path))
+    for call in (dataset.__getitem__, lambda one: dataset.read_many([0, one]), dataset.key, dataset.shard):
+        with pytest.raises(TypeError, match=r"index=.* is not allowed: expected a whole number"):
+            call(wrong)
+    with pytest.raises(TypeError, match=r"field=5 is not allowed: expected a text"):
+        dataset.column(5)  # type: ignore[arg-type]
+    assert dataset[np.int64(2)] == dataset[torch.tensor(2)] == dataset[2]
 
 
 @pytest.mark.parametrize(

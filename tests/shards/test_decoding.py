@@ -3,7 +3,9 @@
 import gzip
 import io
 import pickle
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -148,6 +150,22 @@ def test_a_smaller_scale() -> None:
     assert ImageDecoder("rgb8", min_size=10)(encoded("RGB", "PNG")).shape == (124, 88, 3)
 
 
+@pytest.mark.parametrize("field", ["jpg", "png"])
+def test_an_image_that_claims_more_pixels_than_pillow_allows_is_refused(field: str) -> None:
+    """Both decoders of JPEGs have one limit, and memory for the pixels is not asked for."""
+    data = bytearray(encoded("RGB", "JPEG"))
+    sizes = data.index(b"\xff\xc0") + 5
+    data[sizes : sizes + 4] = struct.pack(">HH", 30_000, 30_000)
+    for kind in ("rgb8", "torchrgb", "pil"):
+        with pytest.raises(Image.DecompressionBombError, match="pixels"):
+            Decoder(kind, allow_pickle=False)(field, bytes(data))
+    with pytest.raises(Image.DecompressionBombError, match="pixels"):
+        ImageDecoder("rgb8", min_size=100)(bytes(data))
+    data[sizes : sizes + 4] = struct.pack(">HH", 10_000, 10_000)
+    with pytest.warns(Image.DecompressionBombWarning), suppress(ValueError, OSError):
+        Decoder("rgb8", allow_pickle=False)(field, bytes(data))
+
+
 def test_a_process_with_another_decoder_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pickle.dumps(Decoder("rgb8", allow_pickle=False))
     assert pickle.loads(data)("jpg", encoded("RGB", "JPEG")).shape == (124, 88, 3)
@@ -162,8 +180,10 @@ def test_a_process_with_another_decoder_refuses(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("decode", "error", "text"),
     [
-        ("rgb16", ValueError, "kind='rgb16' is not allowed: expected one of torch, pil"),
+        ("rgb16", ValueError, "decode='rgb16' is not allowed: expected one of torch, pil"),
+        ("RGB", ValueError, r"decode='RGB' is not allowed: .*\. Did you mean 'rgb'\?"),
         (3, TypeError, "decode=3 is not allowed"),
+        ({5: str}, TypeError, r"decode=\{5: .* is not allowed: expected a mapping of fields' names"),
         ({"jpg": 3}, TypeError, r"decode\['jpg'\]=3 is not allowed"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ShardCorrupt
-from headrace.shards.samples import key_and_field, samples
+from headrace.shards.samples import adjacent, key_and_field, samples
 from headrace.shards.tar import Member, members
 
 
@@ -37,7 +37,7 @@ def test_names(name: str, expected: tuple[str, str] | None) -> None:
 
 def test_neighbours_with_one_key_are_a_sample() -> None:
     names = ["a.jpg", "a.cls", "README", "a.txt", "b.jpg", "a.jpg"]
-    found = [Member(name, at, at + 1, 0) for at, name in enumerate(names)]
+    found = [Member(name, at, at + 1, 0, b"") for at, name in enumerate(names)]
     assert [(key, [*fields]) for key, fields in samples(found, "x")] == [
         ("a", ["jpg", "cls", "txt"]),
         ("b", ["jpg"]),
@@ -46,7 +46,7 @@ def test_neighbours_with_one_key_are_a_sample() -> None:
 
 
 def test_a_field_that_a_sample_has_twice_is_an_error() -> None:
-    found = [Member(name, 512 * at, 512, 0) for at, name in enumerate(["a.jpg", "a.JPG"])]
+    found = [Member(name, 512 * at, 512, 0, b"") for at, name in enumerate(["a.jpg", "a.JPG"])]
     with pytest.raises(ShardCorrupt, match="x is corrupt at byte 512: sample 'a' has a second 'jpg'"):
         list(samples(found, "x"))
 
@@ -85,3 +85,22 @@ def test_the_samples_are_webdatasets(names: list[str]) -> None:
             return "a duplicate"
 
     assert outcome(ours()) == outcome(theirs())
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["a.jpg", "b.jpg", "a.cls", "b.cls"], "sample 'a'"),
+        (["a.jpg", "a.cls", "b.jpg", "a.txt"], "sample 'a'"),
+        (["a.jpg", "b.jpg", "a.jpg", "c.jpg", "a.cls"], "sample 'a'"),
+        (["a.jpg", "a.cls", "b.jpg", "a.jpg", "a.cls"], None),
+        (["d/a.jpg", "a.jpg", "d/b.jpg"], None),
+    ],
+)
+def test_members_of_a_sample_that_are_not_next_to_each_other_are_refused(names: list[str], refused: str | None) -> None:
+    found = adjacent(samples([Member(name, at, at + 1, 0, b"") for at, name in enumerate(names)], "x.tar"), "x.tar")
+    if refused is None:
+        assert sum(len(fields) for _, fields in found) == len(names)
+    else:
+        with pytest.raises(ShardCorrupt, match=rf"x\.tar: the members of {refused} are not next to.*tar --sort=name"):
+            list(found)

@@ -236,7 +236,7 @@ def test_bytes_come_forward_only(tmp_path: Path) -> None:
         ({"allow_pickle": 1}, TypeError, "allow_pickle=1"),
         ({"transform": 1}, TypeError, "transform=1"),
         ({"fields": 1}, TypeError, "fields=1"),
-        ({"decode": "rgb16"}, ValueError, "kind='rgb16'"),
+        ({"decode": "rgb16"}, ValueError, "decode='rgb16'"),
         ({"shards": []}, ValueError, "names no shard"),
     ],
 )

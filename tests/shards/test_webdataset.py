@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ShardCorrupt
 from headrace.shards.dataset import TarDataset
+from headrace.shards.fields import ABOUT
 from shards.test_tar import FORMATS, KINDS, an_archive
 
 EXAMPLES = int(os.environ.get("HEADRACE_ARCHIVES", "300"))
@@ -36,6 +37,18 @@ def theirs(path: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in sample.items() if name != "__local_path__"} for sample in found]
 
 
+def in_parts(found: list[dict[str, Any]]) -> bool:
+    """Return whether two samples of one key have no field in common."""
+    seen: dict[str, set[str]] = {}
+    for sample in found:
+        fields, before = sample.keys() - set(ABOUT), seen.setdefault(sample["__key__"], set())
+        if before and before.isdisjoint(fields):
+            return True
+        before |= fields
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:.*headrace inspect SHARD")
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(form=st.sampled_from(sorted(FORMATS)), contents=MEMBERS)
 def test_the_samples_are_webdatasets(form: str, contents: list[tuple[str, bytes, bytes]], tmp_path: Path) -> None:
@@ -48,7 +61,11 @@ def test_the_samples_are_webdatasets(form: str, contents: list[tuple[str, bytes,
     try:
         expected = theirs(path)
     except ValueError:  # a sample has a field twice
-        with pytest.raises(ShardCorrupt, match="has a second"):
+        with pytest.raises(ShardCorrupt, match=r"has a second|not next to each other"):
+            TarDataset(path)
+        return
+    if in_parts(expected):
+        with pytest.raises(ShardCorrupt, match="not next to each other"):
             TarDataset(path)
         return
     if not expected:

@@ -50,40 +50,43 @@ class Options:
 
 
 def run_index(options: Options, console: Console) -> int:
-    """Make the indexes, say what they hold, and return the exit code: 1 where a shard has no index."""
+    """Make the indexes, say what they hold, and return the exit code: 1 where not all of each shard is in an index."""
     problems: list[str] = []
     parts: list[Index] = []
     shards = samples = fields = size = 0
     index = partial(_index, options.manifest is None, options.checksums, options.columns)
-    for done in in_processes(index, options.paths, jobs=options.jobs, what="indexing", console=console):
-        if isinstance(done, str):
-            problems.append(done)
+    remarks: list[str] = []
+    for done, said in in_processes(index, options.paths, jobs=options.jobs, what="indexing", console=console):
+        if done is None:
+            problems += said
             continue
+        remarks += said
         if options.manifest is not None:
             parts.append(done)
         shards += 1
         samples += len(done)
         fields += len(done.columns["block"])
         size += done.shards[0].size
-    for problem in problems:
+    for problem in problems + remarks:
         console.print(problem, style="red", soft_wrap=True)
     if options.manifest is not None and parts and not problems:
         try:
             Index.join(parts).save(options.manifest)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             problems.append(f"{options.manifest}: {error}")
             console.print(problems[-1], style="red", soft_wrap=True)
     where = f" in {options.manifest}" if options.manifest is not None else ""
     console.print(f"{shards:,} shards, {samples:,} samples, {fields:,} fields, {size / 1e9:,.2f} GB{where}")
-    return 1 if problems else 0
+    return 1 if problems or remarks else 0
 
 
-def _index(beside: bool, checksums: bool, columns: list[str], path: str) -> Index | str:
-    """Return the index of a shard, written beside it if that is wanted; or what is wrong with it."""
+def _index(beside: bool, checksums: bool, columns: list[str], path: str) -> tuple[Index | None, list[str]]:
+    """Return the index of a shard, written beside it if that is wanted; and what is wrong with it."""
+    remarks: list[str] = []
     try:
-        index = scan(Path(path), checksums, columns)
+        index = scan(Path(path), checksums, columns, remarks)
         if beside:
             index.save(Path(f"{path}{SUFFIX}"))
     except (HeadraceError, OSError, ValueError) as error:
-        return f"{path}: {error}"
-    return index
+        return None, [f"{path}: {error}"]
+    return index, [f"{path}: {remark}" for remark in remarks]

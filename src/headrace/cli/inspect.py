@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-from collections import Counter
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +19,7 @@ from headrace.shards.dataset import TarDataset
 from headrace.shards.decoding import IMAGES, Decoder
 from headrace.shards.fields import ABOUT
 from headrace.shards.index import Index
-from headrace.shards.scanning import scan
-
-_NAMED = 3
-"""How many keys are named for a problem."""
+from headrace.shards.scanning import scan, some
 
 _THUMBNAIL = 160
 """The largest side of a picture on the page, in pixels."""
@@ -52,13 +48,14 @@ def run_inspect(shard: str, page: str | None, samples: int, console: Console) ->
     """Print what a shard holds, write the page if it is wanted, and return the exit code: 1 if there are problems."""
     path = Path(shard)
     try:
-        index = scan(path)
+        remarks: list[str] = []
+        index = scan(path, remarks=remarks)
     except HeadraceError as error:
         console.print(str(error), style="red", soft_wrap=True)
         return 1
     console.print(f"{shard}: {len(index):,} samples, {path.stat().st_size:,} bytes", soft_wrap=True)
     console.print(_table(fields_of(index)))
-    problems = problems_of(index, path)
+    problems = remarks + problems_of(index, path)
     for problem in problems:
         console.print(problem, style="red", soft_wrap=True)
     if page is not None:
@@ -79,9 +76,6 @@ def problems_of(index: Index, path: Path) -> list[str]:
     if not len(index):
         found.append("no member belongs to a sample: names need a dot, as 0001.jpg")
     keys = [index.key(sample) for sample in range(len(index))]
-    again = [key for key, times in Counter(keys).items() if times > 1]
-    if again:
-        found.append(f"{len(again)} keys come again later, and make samples of their own: {_some(again)}")
     firsts = index.columns["first"].astype(np.int64)
     of_sample = np.repeat(np.arange(len(index)), np.diff(firsts))
     for facts, number in zip(fields_of(index), range(len(index.names)), strict=True):
@@ -90,7 +84,7 @@ def problems_of(index: Index, path: Path) -> list[str]:
         if has.mean() > 0.5 and not has.all():
             lack = np.flatnonzero(~has)
             found.append(
-                f"{len(lack)} of {len(index)} samples have no {facts.name!r}: {_some([keys[one] for one in lack])}"
+                f"{len(lack)} of {len(index)} samples have no {facts.name!r}: {some([keys[one] for one in lack])}"
             )
         empty = int((facts.sizes == 0).sum())
         if empty:
@@ -98,17 +92,13 @@ def problems_of(index: Index, path: Path) -> list[str]:
     beside = Path(f"{path}{SUFFIX}")
     if beside.exists():
         try:
-            known = Index.load(beside)
-            if known.shards[0].size != index.shards[0].size or len(known) != len(index):
+            known = Index.load(beside, mapped=False)
+            sizes = [shard.size for shard in known.shards]
+            if sizes != [index.shards[0].size] or len(known) != len(index):
                 found.append(f"{beside} does not fit the shard. Make it again: headrace index {path}")
         except HeadraceError as error:
             found.append(str(error))
     return found
-
-
-def _some(keys: list[str]) -> str:
-    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-    return ", ".join(map(repr, keys[:_NAMED])) + more
 
 
 def _table(fields: list[FieldFacts]) -> Table:

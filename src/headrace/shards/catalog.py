@@ -32,7 +32,11 @@ def open_index(shards: Shards) -> Index:
     if len(paths) == 1 and paths[0].endswith(SUFFIX):
         return Index.load(Path(paths[0]))
     unplaced: list[Path] = []
-    index = Index.join([_index_of(Path(path), unplaced) for path in paths])
+    remarks: list[str] = []
+    index = Index.join([_index_of(Path(path), unplaced, remarks) for path in paths])
+    if remarks:
+        more = f" There are {len(remarks) - 1} more such remarks." if len(remarks) > 1 else ""
+        warnings.warn(f"{remarks[0]}.{more} headrace inspect SHARD says this at any time.", stacklevel=3)
     if unplaced:
         warnings.warn(
             f"the index of {unplaced[0]}{f' and of {len(unplaced) - 1} more' * (len(unplaced) > 1)} cannot be written, "
@@ -43,15 +47,26 @@ def open_index(shards: Shards) -> Index:
     return index
 
 
-def _index_of(path: Path, unplaced: list[Path]) -> Index:
-    """Return the index of one shard, made and written where there is none yet."""
+def _index_of(path: Path, unplaced: list[Path], remarks: list[str]) -> Index:
+    """Return the index of one shard, made and written where there is none yet.
+
+    Args:
+        path: The shard.
+        unplaced: Where to add it if its index cannot be written.
+        remarks: Where to add sentences about what is in the shard and not in an index that is made.
+    """
     size = path.stat().st_size
-    places = Path(f"{path}{SUFFIX}"), _cached(path)
-    for place in places:
-        with suppress(FileNotFoundError):
-            return _checked(Index.load(place), place, path, size)
-    index = scan(path)
-    for place in places:
+    beside, cached = Path(f"{path}{SUFFIX}"), _cached(path)
+    # An index is read here, not mapped: each mapping has a descriptor, and there may be many shards.
+    with suppress(FileNotFoundError):
+        return _checked(Index.load(beside, mapped=False), beside, path, size)
+    if cached is not None:
+        with suppress(OSError, ShardCorrupt):  # nobody made it by hand, so it is made again
+            return _checked(Index.load(cached, mapped=False), cached, path, size)
+    said: list[str] = []
+    index = scan(path, remarks=said)
+    remarks += [f"{path}: {remark}" for remark in said]
+    for place in (beside,) if cached is None else (beside, cached):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             index.save(place)
@@ -63,7 +78,7 @@ def _index_of(path: Path, unplaced: list[Path]) -> Index:
 
 
 def _checked(index: Index, place: Path, path: Path, size: int) -> Index:
-    """Return an index with the shard's name as it was given, if it is this shard's."""
+    """Return an index with the shard's name as it was given, if it is this shard's and no column is damaged."""
     found = index.shards[0] if len(index.shards) == 1 else None
     if found is None or os.path.basename(found.name) != path.name:
         raise ShardCorrupt(f"{place} is not the index of {path.name}. Make it again: headrace index {path}")
@@ -72,12 +87,17 @@ def _checked(index: Index, place: Path, path: Path, size: int) -> Index:
             f"{place} was made when the shard had {found.size} bytes; now it has {size}. If the shard is right, make "
             f"the index again: headrace index {path}"
         )
-    return replace(index, shards=(found._replace(name=str(path)),), origin=None)
+    return replace(index, shards=(found._replace(name=str(path)),), columns=dict(index.columns), origin=None)
 
 
-def _cached(path: Path) -> Path:
-    """Return where the index of a shard lies in the cache folder; a shard that has changed has another place."""
+def _cached(path: Path) -> Path | None:
+    """Return where the index of a shard lies in the cache folder; a shard that has changed has another place.
+
+    None if nobody knows where the cache folder is: the user has no home.
+    """
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(folder):
+        return None
     about = path.stat()
     words = f"{path.resolve()}\0{about.st_size}\0{about.st_mtime_ns}".encode("utf-8", "surrogateescape")
     return Path(folder, "headrace", hashlib.blake2b(words, digest_size=16).hexdigest() + SUFFIX)

@@ -1,11 +1,12 @@
 """`TarDataset`: the samples of plain tar shards, read by number."""
 
+import operator
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
-from zlib import adler32, crc32
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,15 @@ from headrace.shards.catalog import open_index
 from headrace.shards.decoding import Decode, Decoder
 from headrace.shards.fields import ABOUT, refuse_missing, slots_of
 from headrace.shards.files import Files
-from headrace.shards.index import CHECKED, SUM, VALUES, Index, Places
+from headrace.shards.index import CHECKED, SUM, VALUES, Index, Places, text_of
 from headrace.shards.names import Shards
 from headrace.shards.tar import BLOCK
 
 _SMALL = 4096
 """The largest field that is read together with its header, in bytes: a larger one would have to be copied."""
+
+_LARGE = 2**26
+"""The largest field that is read at once with the header that says its size, in bytes."""
 
 _MOST_PATTERNS = 1000
 """For how many combinations of fields it is remembered which of them to read."""
@@ -40,7 +44,7 @@ class TarDataset(Dataset[Any]):
 
     Members that share a name up to its first dot are the fields of a sample, by the rules of webdataset 1.0.2. With
     `shuffle=True` a loader reads in an order of `Blocks`, so that each rank reads few shards. Samples are read once a
-    batch and decoded one by one, each with its own random numbers.
+    batch and decoded one by one, each with its own random numbers. The members of a sample must be next to each other.
 
     Where a shard has no index, it is made here, in this process, and written beside the shard, or into the user's cache
     folder (`XDG_CACHE_HOME`) where that is not allowed. The command `headrace index` makes indexes in parallel, and one
@@ -97,6 +101,7 @@ class TarDataset(Dataset[Any]):
         self._verify = verify
         self._folder = os.getcwd()  # for workers with another one
         self._files = Files()
+        self._paths: dict[int, str] = {}  # by the numbers of shards
         self._chosen: dict[tuple[int, ...], _Chosen] = {}  # by the names of all fields of a sample
         self.index: Index = shards if isinstance(shards, Index) else open_index(shards)
         if not len(self.index):
@@ -122,8 +127,12 @@ class TarDataset(Dataset[Any]):
             field: As it was given to `headrace index --column`: "cls", or "json:label".
 
         Raises:
+            ShardCorrupt: The numbers are damaged.
+            TypeError: `field` is no text.
             ValueError: The index has no such numbers.
         """
+        if not isinstance(field, str):
+            bad_type("field", field, "a text", "For example 'cls'.")
         found = self.index.columns.get(VALUES + field)
         if found is None:
             known = [name.removeprefix(VALUES) for name in self.index.columns if name.startswith(VALUES)]
@@ -139,6 +148,12 @@ class TarDataset(Dataset[Any]):
         """Return the name of the shard that has a sample."""
         return self.index.shard_of(self._number(sample)).name
 
+    def __repr__(self) -> str:
+        shards = self.index.shards
+        named = repr(shards[0].name) + (f" and {len(shards) - 1:,} more" if len(shards) > 1 else "")
+        fields = f"fields {', '.join(self.index.names if self._slots is None else self._slots)}"
+        return f"TarDataset({named}: {len(self):,} samples, {fields}, decode={self._decoder.decode!r})"
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -147,6 +162,10 @@ class TarDataset(Dataset[Any]):
 
     def _number(self, index: int) -> int:
         """Return a sample's number; negative ones count from the end."""
+        try:
+            index = operator.index(index)
+        except TypeError:
+            bad_type("index", index, "a whole number", f"Samples have the numbers 0 to {len(self) - 1}.")
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         return index % len(self)
@@ -159,12 +178,13 @@ class TarDataset(Dataset[Any]):
 
         Raises:
             IndexError: There is no such sample.
+            TypeError: A number is no whole number.
             OSError: A shard cannot be read.
-            ShardCorrupt: A shard is not as it was when it was indexed.
+            ShardCorrupt: A shard is not as it was when it was indexed, or the index is damaged.
             ValueError: A sample has none of a field's alternatives.
         """
         last = len(self) - 1
-        numbers = [index if 0 <= index <= last else self._number(index) for index in indices]
+        numbers = [index if type(index) is int and 0 <= index <= last else self._number(index) for index in indices]
         places = self.index.places(numbers)
         chosen, names = self._chosen, places.name
         of_shard: dict[int, list[tuple[int, int, _Chosen]]] = {}
@@ -183,7 +203,7 @@ class TarDataset(Dataset[Any]):
                 found[at] = numbers[at], called, items if arranged is None else [items[one] for one in arranged]
                 begin = end
         for at, name in self._about:
-            values = self.index.keys(numbers) if name == "__key__" else map(self._name_of_shard, places.shard)
+            values = map(text_of, places.key) if name == "__key__" else map(self._name_of_shard, places.shard)
             for (_, _, items), value in zip(found, values, strict=True):
                 items.insert(at, value)
         return found
@@ -202,6 +222,7 @@ class TarDataset(Dataset[Any]):
         header, size = places.header, places.size
         ranges: list[tuple[int, int]] = []
         cuts: list[tuple[int, int, int]] = []  # for each field: the range with its header, where in it, the data's size
+        large: list[int] = []
         begin = following = piece = -1
         for field in wanted:
             at, length = header[field], size[field]
@@ -215,14 +236,22 @@ class TarDataset(Dataset[Any]):
             if length > _SMALL:
                 following = -1
                 ranges.append((at + BLOCK, length))
+                if length > _LARGE:
+                    large.append(field)
             else:
                 following = -(-end // BLOCK) * BLOCK
         shard = self.index.shards[number]
-        pieces = self._files.read(os.path.join(self._folder, shard.name), shard.size, ranges)
+        path = self._paths.get(number)
+        if path is None:
+            path = self._paths[number] = os.path.join(self._folder, shard.name)
+        if large:  # no memory is asked for that only the index claims
+            heads = self._files.read(path, shard.size, [(header[field], CHECKED) for field in large])
+            self._compare([crc32(head) for head in heads], places.check, large, "header", places, numbers)
+        pieces = self._files.read(path, shard.size, ranges)
         checks, found = [], []
         for piece, at, length in cuts:
             head = pieces[piece]
-            checks.append(adler32(head[at : at + CHECKED]))
+            checks.append(crc32(head[at : at + CHECKED]))
             found.append(pieces[piece + 1] if length > _SMALL else head[at + BLOCK : at + BLOCK + length])
         self._compare(checks, places.check, wanted, "header", places, numbers)
         if self._verify:
@@ -246,14 +275,23 @@ class TarDataset(Dataset[Any]):
         name = self.index.names[places.name[field]]
         raise ShardCorrupt(f"{sample} has changed since it was indexed, or is damaged: the {what} of {name!r} differs")
 
+    def _compare_all(self, number: int) -> None:
+        """Compare all headers of a sample, so that no damage of the index is taken for another set of fields."""
+        places = self.index.places([number])
+        self._read(places.shard[0], list(range(len(places.header))), places, [number])
+
     def _choose(self, pattern: tuple[int, ...], number: int) -> "_Chosen":
         """Return which fields of a sample to read, of one whose fields have the names of these numbers."""
+        if not 0 < len(set(pattern)) == len(pattern):
+            sample = self._described(number)
+            raise ShardCorrupt(f"{sample} has no field by its index, or one twice. Make it again: headrace index")
         offsets = list(range(len(pattern)))
         if self._slots is not None:
             offsets = []
             for slot, alternatives in self._preferred:
                 found = next((name for name in alternatives if name in pattern), None)
                 if found is None:
+                    self._compare_all(number)
                     refuse_missing(self._described(number), slot, (self.index.names[name] for name in pattern))
                 offsets.append(pattern.index(found))
         names = [self.index.names[pattern[offset]] for offset in offsets]

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -50,7 +51,9 @@ class ImageDecoder:
     """
 
     def __init__(self, kind: str, min_size: int | None = None) -> None:
-        if not isinstance(kind, str) or kind not in _KINDS:
+        if not isinstance(kind, str):
+            bad_type("kind", kind, "a text", "For example 'rgb8'.")
+        if kind not in _KINDS:
             bad_value("kind", kind, f"one of {', '.join(_KINDS)}", "These are webdataset's words.")
         self.kind = kind
         self.min_size = None if min_size is None else whole_number("min_size", min_size, low=1)
@@ -93,8 +96,10 @@ class ImageDecoder:
         if "simplejpeg" not in self._versions or self._mode != "RGB":
             return None
         simplejpeg = import_module("simplejpeg")
-        if simplejpeg.decode_jpeg_header(data)[2] not in ("RGB", "YCbCr", "Gray"):
+        height, width, colours, *_ = simplejpeg.decode_jpeg_header(data)
+        if colours not in ("RGB", "YCbCr", "Gray"):
             return None
+        _refuse_too_many(height * width)
         least = self.min_size or 0
         return simplejpeg.decode_jpeg(data, "RGB", min_height=least, min_width=least, min_factor=1)
 
@@ -103,6 +108,24 @@ class ImageDecoder:
         if self.min_size is not None:
             image.draft(None, (self.min_size, self.min_size))
         return image.convert(self._mode)
+
+
+def _refuse_too_many(pixels: int) -> None:
+    """Do what Pillow does where an image claims more pixels than `PIL.Image.MAX_IMAGE_PIXELS`.
+
+    Raises:
+        PIL.Image.DecompressionBombError: It claims more than twice as many. Below that there is a warning.
+    """
+    pillow = import_module("PIL.Image")
+    most = pillow.MAX_IMAGE_PIXELS
+    if most is None or pixels <= most:
+        return
+    text = (
+        f"the image claims {pixels:,} pixels; expected at most {most:,}. If it is right, set PIL.Image.MAX_IMAGE_PIXELS"
+    )
+    if pixels > 2 * most:
+        raise pillow.DecompressionBombError(text)
+    warnings.warn(text, pillow.DecompressionBombWarning, stacklevel=2)
 
 
 def _kinds() -> dict[str, tuple[str, str, bool]]:
@@ -146,6 +169,7 @@ class Decoder:
         allow_pickle: Whether to decode `pkl`, `pickle` and `pyd`, and objects in `pth`.
 
     Attributes:
+        decode: As it was given.
         leaves_all: Whether all fields stay bytes.
 
     Raises:
@@ -155,14 +179,25 @@ class Decoder:
     """
 
     def __init__(self, decode: Decode, allow_pickle: bool) -> None:
+        self.decode = decode
         self.leaves_all = decode is None
         self._allow_pickle = allow_pickle
         self._image: ImageDecoder | None = None
         self._own: dict[str, Callable[[bytes], Any]] = {}
         self._handler: Callable[[str, bytes], Any] | None = None
         if isinstance(decode, str | ImageDecoder):
+            if isinstance(decode, str) and decode not in _KINDS:
+                like = (
+                    f"Did you mean {decode.lower()!r}?" if decode.lower() in _KINDS else "These are webdataset's words."
+                )
+                bad_value("decode", decode, f"one of {', '.join(_KINDS)}, or a function or a mapping", like)
             self._image = ImageDecoder(decode) if isinstance(decode, str) else decode
         elif isinstance(decode, Mapping):
+            for name in decode:
+                if not isinstance(name, str):
+                    bad_type(
+                        "decode", decode, "a mapping of fields' names to functions", "For example {'json': json.loads}."
+                    )
             self._own = {name.lower(): function for name, function in decode.items()}
         elif callable(decode):
             self._handler = decode

@@ -69,3 +69,32 @@ def samples(found: Iterable[M], where: str) -> Iterator[tuple[str, dict[str, M]]
         fields[field] = member
     if fields:
         yield current, fields
+
+
+def adjacent(found: Iterable[tuple[str, dict[str, M]]], where: str) -> Iterator[tuple[str, dict[str, M]]]:
+    """Yield samples, and refuse those whose members are not all next to each other.
+
+    Two samples of one key that have no field in common are taken for parts of one. With a common field they are two.
+
+    Args:
+        found: The samples of one shard.
+        where: The shard's name, for errors.
+
+    Raises:
+        ShardCorrupt: Members of a sample come again later.
+    """
+    seen: dict[str, frozenset[str]] = {}
+    shared: dict[frozenset[str], frozenset[str]] = {}  # most samples have the same fields
+    for key, fields in found:
+        names = frozenset(fields)
+        before = seen.get(key)
+        if before is not None:
+            if before.isdisjoint(names):
+                raise ShardCorrupt(
+                    f"{where}: the members of sample {key!r} are not next to each other: {', '.join(fields)} comes "
+                    f"after other samples, and {', '.join(sorted(before))} before them. Make the archive again from "
+                    "its files, sorted by name: tar --sort=name -cf NEW.tar FOLDER"
+                )
+            names |= before
+        seen[key] = shared.setdefault(names, names)
+        yield key, fields

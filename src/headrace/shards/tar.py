@@ -5,7 +5,9 @@ Source: POSIX.1-2008, pax interchange format; GNU tar manual, "Basic Tar Format"
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, Protocol
 
 from headrace.errors import ShardCorrupt
@@ -27,6 +29,9 @@ _CUT_OFF = "it ends without the two empty blocks of a whole archive: it was cut 
 _REGULAR = b"0\0007"
 """The types of regular members: as such, of old archives, and contiguous ones, which are the same."""
 
+_OTHERS = {b"1": "links", b"2": "links", b"3": "devices", b"4": "devices", b"6": "fifos"}
+"""What members without data are called; folders, which do not count, are b"5"."""
+
 _GNU_NAME, _GNU_LINK, _PAX, _PAX_GLOBAL, _SPARSE = b"L", b"K", b"x", b"g", b"S"
 
 
@@ -38,12 +43,14 @@ class Member(NamedTuple):
         header: Where the header that comes right before the data begins, in bytes.
         start: Where its data begins, in bytes.
         size: The bytes of its data.
+        head: The header itself.
     """
 
     name: str
     header: int
     start: int
     size: int
+    head: bytes | memoryview
 
 
 class Bytes(Protocol):
@@ -56,17 +63,32 @@ class Bytes(Protocol):
         """Return bytes; fewer at the end."""
 
 
-def members(data: Bytes, where: str) -> Iterator[Member]:
+@dataclass
+class Skipped:
+    """What `members` found and did not yield.
+
+    Attributes:
+        others: How many members are no regular ones, by what they are; folders do not count.
+        end: The first byte after the archive's two empty blocks.
+    """
+
+    others: Counter[str] = field(default_factory=Counter)
+    end: int = 0
+
+
+def members(data: Bytes, where: str, skipped: Skipped | None = None, at: int = 0) -> Iterator[Member]:
     """Yield the regular members of an archive, in their order; others are skipped.
 
     Args:
         data: The whole archive.
         where: Its name, for errors.
+        skipped: Where to note what is not yielded.
+        at: Where the archive begins in the data, in bytes.
 
     Raises:
         ShardCorrupt: It is no tar archive, or ends before its two empty blocks, or has a sparse member.
     """
-    at, length = 0, len(data)
+    length = len(data)
     extended: dict[str, bytes] = {}  # what extension headers say of the next member
     shared: dict[str, bytes] = {}  # what they say of all that follow
     while True:
@@ -82,6 +104,8 @@ def members(data: Bytes, where: str) -> Iterator[Member]:
                 _corrupt(where, at, "an empty block stands where a member should begin")
             if extended:
                 _corrupt(where, at, "the last extension header belongs to no member")
+            if skipped is not None:
+                skipped.end = at + 2 * BLOCK
             return
         short_name, octal_size, octal_sum, kind, magic, prefix = _HEADER.unpack(header)
         if _number(octal_sum) != checksum(header):
@@ -104,18 +128,24 @@ def members(data: Bytes, where: str) -> Iterator[Member]:
             _corrupt(where, at, "it has a sparse member, whose data does not lie in one piece")
         if kind not in _REGULAR:  # links, devices and folders have no data, whatever their size says
             size = size if kind > b"7" else 0
+            if skipped is not None and kind != b"5":
+                skipped.others[_OTHERS.get(kind, "members of unknown types")] += 1
         if start + size > length:
             _corrupt(where, at, f"a member of {size} bytes does not fit into what is left: it was cut off")
         if kind in _REGULAR:
-            if (path := said.get("path")) is None:
-                path = short_name.partition(b"\0")[0]
-                if prefix[0] and magic == b"ustar\0":
-                    path = prefix.partition(b"\0")[0] + b"/" + path
-            name = path.decode("utf-8", "surrogateescape")
+            name = _name(said.get("path"), short_name, prefix if magic == b"ustar\0" else b"\0")
             if not (kind == b"\0" and name.endswith("/")):  # a folder of an old archive
-                yield Member(name.rstrip("/") if "path" in said else name, at, start, size)
+                yield Member(name.rstrip("/") if "path" in said else name, at, start, size, header)
         extended.clear()
         at = start + _whole(size)
+
+
+def _name(extended: bytes | None, short: bytes, prefix: bytes) -> str:
+    """Return a member's name, from extension headers or from its own."""
+    path = short.partition(b"\0")[0] if extended is None else extended
+    if prefix[0] and extended is None:
+        path = prefix.partition(b"\0")[0] + b"/" + path
+    return path.decode("utf-8", "surrogateescape")
 
 
 def checksum(header: memoryview | bytes) -> int:

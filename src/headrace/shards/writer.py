@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Self
 from headrace.errors import bad_type, bad_value, check_flag, whole_number
 from headrace.shards.catalog import SUFFIX
 from headrace.shards.encoding import encoded
+from headrace.shards.member import SummedMember
 from headrace.shards.samples import key_and_field
 from headrace.shards.scanning import scan
 from headrace.shards.tar import BLOCK
@@ -165,9 +166,7 @@ class _OpenShard:
     def add(self, key: str, members: list[tuple[str, bytes]]) -> None:
         """Add a sample."""
         for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o444
-            self._tar.addfile(member, BytesIO(data))
+            self._tar.addfile(SummedMember(name, data), BytesIO(data))
         self.samples += 1
         self.last = key
 
