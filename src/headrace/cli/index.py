@@ -8,9 +8,8 @@ from rich.console import Console
 
 from headrace.cli.parallel import in_processes, number_of_jobs
 from headrace.errors import HeadraceError
-from headrace.shards.catalog import SUFFIX
 from headrace.shards.index import Index
-from headrace.shards.names import shard_paths
+from headrace.shards.names import SUFFIX, shard_paths
 from headrace.shards.scanning import scan
 
 

@@ -1,5 +1,6 @@
 """Doing the same for many shards, in several processes, with a progress bar."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -61,6 +62,8 @@ class _Called:
 
     @classmethod
     def begin(cls, function: Callable[..., Any]) -> None:
+        # Ctrl-C reaches all processes of a terminal. One that it ended here could leave a queue of the pool locked.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         cls.function = function
 
     @classmethod
