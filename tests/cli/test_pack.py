@@ -11,6 +11,7 @@ import pytest
 
 from commands import run_command
 from headrace.shards.dataset import TarDataset
+from scripts import ScriptServer
 from shards.test_dataset import image, shards
 
 run = partial(run_command, "pack")
@@ -117,7 +118,7 @@ def test_a_second_set_is_refused_and_beside_another_it_is_not(
     for pattern in ("a-%03d.tar", "a-%d.tar"):
         assert run(ten, f"{tmp_path}/{pattern}", "--maxcount", "9", monkeypatch=monkeypatch) == 2
         assert "a-000.tar exists, as do 7 more files of such names" in capsys.readouterr().err
-    assert run(ten, f"{tmp_path}/a-b-%03d.tar", "--maxcount", "9", monkeypatch=monkeypatch) == 0
+    assert run(ten, f"{tmp_path}/a-b-%03d.tar", "--maxcount", str(10**23), monkeypatch=monkeypatch) == 0
     assert len(TarDataset(f"{tmp_path}/a-0*.tar")) == len(TarDataset(f"{tmp_path}/a-b-*.tar")) == 10
 
 
@@ -134,6 +135,36 @@ def test_an_error_leaves_no_shard_of_a_set(
     }[name]
     assert text in capsys.readouterr().err
     assert os.listdir("out") == left
+
+
+INTERRUPTED = """
+import os, signal, psutil
+from headrace.cli import main
+
+class Interrupting:
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        if index == 17:  # as Ctrl-C does, which reaches all processes of a terminal
+            parent = psutil.Process(os.getppid())
+            for process in [*parent.children(), parent]:
+                process.send_signal(signal.SIGINT)
+        return {"cls": index}
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    main()
+"""
+
+
+def test_an_interrupt_leaves_no_shard_of_a_set(scripts: ScriptServer, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    options = "--maxcount", "2", "--jobs", "2"
+    with scripts.start(script, "pack", f"{script}:Interrupting", f"{tmp_path}/out/%d.tar", *options) as running:
+        assert running.wait() not in (0, 2)
+    assert os.listdir(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
