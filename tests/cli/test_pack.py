@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from commands import run_command
 from headrace.shards.dataset import TarDataset
 from scripts import ScriptServer
 from shards.test_dataset import image, shards
+from waiting import wait_until
 
 run = partial(run_command, "pack")
 
@@ -138,16 +140,21 @@ def test_an_error_leaves_no_shard_of_a_set(
 
 
 INTERRUPTED = """
-import os, signal, psutil
+import os, signal
+from pathlib import Path
+import psutil
 from headrace.cli import main
 
 class Interrupting:
     def __len__(self):
         return 40
     def __getitem__(self, index):
-        if index == 17:  # as Ctrl-C does, which reaches all processes of a terminal
+        Path(__file__).with_name(f"pid-{os.getpid()}").touch()
+        if index == 17:
             parent = psutil.Process(os.getppid())
-            for process in [*parent.children(), parent]:
+            if KILLED:
+                parent.kill()
+            for process in [*parent.children(), parent]:  # as Ctrl-C does, which reaches all processes of a terminal
                 process.send_signal(signal.SIGINT)
         return {"cls": index}
 
@@ -157,14 +164,18 @@ if __name__ == "__main__":
 """
 
 
-def test_an_interrupt_leaves_no_shard_of_a_set(scripts: ScriptServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_an_interrupt_leaves_no_shard_of_a_set_and_no_process(how: str, scripts: ScriptServer, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     script = tmp_path / "interrupted.py"
-    script.write_text(INTERRUPTED)
+    script.write_text(INTERRUPTED.replace("KILLED", str(how == "killed")))
     options = "--maxcount", "2", "--jobs", "2"
     with scripts.start(script, "pack", f"{script}:Interrupting", f"{tmp_path}/out/%d.tar", *options) as running:
         assert running.wait() not in (0, 2)
-    assert os.listdir(tmp_path / "out") == []
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    assert len(pids) in (1, 2)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert [name for name in os.listdir(tmp_path / "out") if not (how == "killed" and name.startswith("."))] == []
 
 
 @pytest.mark.parametrize(

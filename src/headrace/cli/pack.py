@@ -203,26 +203,25 @@ def run_pack(options: Options, console: Console) -> int:
         # Indexes before shards: a reader that comes between makes none of its own.
         complete = [f"{path}{suffix}" for path in paths for suffix in (SUFFIX, "")]
         if isinstance(options.source, ImageFolder):
-            complete.append(_tell_classes(options.source, options.names, unfinished, console))
+            complete.append(os.path.join(unfinished, os.path.basename(options.names.prefix) + _CLASSES))
+            numbers = {name: number for number, name in enumerate(options.source.classes)}
+            Path(complete[-1]).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         _publish(complete, folder)
+    if isinstance(options.source, ImageFolder):
+        _tell_classes(options.source.classes, options.names.prefix + _CLASSES, console)
     console.print(f"{len(parts):,} shards, {len(order):,} samples, {size / 1e9:,.2f} GB", soft_wrap=True)
     return 0
 
 
-def _tell_classes(source: ImageFolder, names: NumberedNames, folder: str, console: Console) -> str:
-    """Say which class has which number, and write it into a file; return the file's path."""
-    file = f"{names.prefix}{_CLASSES}"
-    path = os.path.join(folder, os.path.basename(file))
-    numbers = {name: number for number, name in enumerate(source.classes)}
-    Path(path).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8", errors="surrogateescape")
-    shown = ", ".join(f"{number} {name}" for name, number in list(numbers.items())[:_SHOWN_CLASSES])
-    more = f", and {len(numbers) - _SHOWN_CLASSES} more" if len(numbers) > _SHOWN_CLASSES else ""
+def _tell_classes(classes: list[str], file: str, console: Console) -> None:
+    """Say which class has which number, and what a sample has."""
+    shown = ", ".join(f"{number} {name}" for number, name in enumerate(classes[:_SHOWN_CLASSES]))
+    more = f", and {len(classes) - _SHOWN_CLASSES} more" if len(classes) > _SHOWN_CLASSES else ""
     console.print(f"classes: {shown}{more}; all are in {file}", soft_wrap=True, markup=False)
     console.print(
         "each sample has its picture, the number of its class as 'cls', and the names of its class and file as 'json'",
         soft_wrap=True,
     )
-    return path
 
 
 def _publish(paths: list[str], folder: str) -> None:

@@ -11,12 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
-from headrace.errors import bad_type, bad_value, check_flag, whole_number
+from headrace.errors import bad_type, bad_value, check_flag, shown, whole_number
 from headrace.shards.encoding import encoded
 from headrace.shards.names import SUFFIX, NumberedNames
 from headrace.shards.samples import key_and_field
 from headrace.shards.scanning import scan
 from headrace.shards.tar import BLOCK
+
+_MOST_NAME_BYTES = 2**16
+"""The longest name of a member: readers refuse headers that are much longer."""
 
 _END_BYTES = tarfile.RECORDSIZE
 """How much the end of an archive takes at most, in bytes."""
@@ -179,22 +182,23 @@ def _checked(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     fields = {field: value for field, value in sample.items() if not field.startswith("_")}
     for field in fields:
         name = f"{key}.{field}"
-        if key_and_field(name) != (key, field) or not _read_back(name):
+        if key_and_field(name) != (key, field) or not _is_read_back(name):
             raise ValueError(
-                f"key {key!r} with field {field!r} is not allowed: expected a key without a dot in its last part, "
-                "a field in lower case, without '/', and characters that UTF-8 has, but for NUL."
+                f"key {shown(key)} with field {shown(field)} is not allowed: expected a key without a dot in its last "
+                f"part, a field in lower case, without '/', and up to {_MOST_NAME_BYTES:,} bytes of UTF-8, but for NUL."
             )
     if not fields:
         raise ValueError(f"sample {key!r} has no field: expected at least one, such as 'jpg'.")
     return key, fields
 
 
-def _read_back(name: str) -> bool:
+def _is_read_back(name: str) -> bool:
     """Return whether readers get the same name; halves of characters stand for bytes that are no UTF-8."""
     try:
-        return "\0" not in name and name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape") == name
+        data = name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return False
+    return "\0" not in name and data.decode("utf-8", "surrogateescape") == name and len(data) <= _MOST_NAME_BYTES
 
 
 def _header(name: str, data: bytes) -> bytes:
