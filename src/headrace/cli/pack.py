@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -225,16 +226,16 @@ def _tell_classes(classes: list[str], file: str, console: Console) -> None:
 
 
 def _publish(paths: list[str], folder: str) -> None:
-    """Move files into a folder: all of them, or after an error none."""
-    moved = []
+    """Move files into a folder: all of them, or after an error or an interrupt none."""
+    names = [os.path.join(folder, os.path.basename(path)) for path in paths]
     try:
-        for path in paths:
-            name = os.path.join(folder, os.path.basename(path))
+        for path, name in zip(paths, names, strict=True):
             move_to_new(path, name)
-            moved.append(name)
     except BaseException:
-        for name in moved:
-            os.unlink(name)
+        for path, name in zip(paths, names, strict=True):
+            with suppress(FileNotFoundError):  # it was not moved
+                if not os.path.exists(path) or os.path.samefile(path, name):
+                    os.unlink(name)
         raise
 
 
