@@ -107,6 +107,23 @@ def test_a_sample_in_parts_is_refused(
     assert not list(tmp_path.glob("*.index"))
 
 
+@pytest.mark.parametrize("manifest", ["0.tar.index", "folder/../1.tar.index", "shard.index", "soft.index", None])
+def test_an_index_replaces_no_shard(
+    manifest: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards(tmp_path)
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "shard.index", [("0", {"cls": b"1"})])
+    write(tmp_path / "shard", [("0", {"cls": b"1"})])
+    (tmp_path / "soft.index").symlink_to("2.tar")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    paths = [f"{tmp_path}/{name}" for name in ("0.tar", "1.tar", "2.tar", "shard", "shard.index")]
+    options = [] if manifest is None else ["--manifest", f"{tmp_path}/{manifest}"]
+    assert run(*paths, *options, monkeypatch=monkeypatch) == 2
+    assert "would replace" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

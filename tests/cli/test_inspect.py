@@ -1,5 +1,8 @@
 """`headrace inspect` counts fields and names what is wrong; its page needs no other file."""
 
+import bz2
+import gzip
+import lzma
 import os
 import re
 from functools import partial
@@ -60,6 +63,34 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     (many,) = shards(tmp_path, (12,))
     assert run(many, "--html", str(page), "--samples", "5", monkeypatch=monkeypatch) == 1  # some have no png
     assert page.read_text().count("<figure>") == 5
+
+
+def test_other_kinds_of_files_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.tar", [("0", {"txt": b"x"})])
+    scan(path).save(tmp_path / "a.index")
+    for name, kind in (("gz", gzip), ("bz2", bz2), ("xz", lzma)):
+        (tmp_path / f"{name}.tar").write_bytes(kind.compress(path.read_bytes()))
+    for name, text in (("a.index", "but an index"), *((f"{one}.tar", "compressed by") for one in ("gz", "bz2", "xz"))):
+        assert run(str(tmp_path / name), monkeypatch=monkeypatch) == 2
+        assert f"{name} is no plain tar shard, " in (said := capsys.readouterr().err)
+        assert text in said
+
+
+@pytest.mark.parametrize("page", ["a.tar", "other.tar", "a.tar.index", "hard.html", "soft.html", "a"])
+def test_a_page_replaces_no_shard(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.tar", [("0", {"txt": b"x"})])
+    write(tmp_path / "other.tar", [("0", {"txt": b"x"})])
+    scan(path).save(tmp_path / "a.tar.index")
+    os.link(path, tmp_path / "hard.html")
+    (tmp_path / "soft.html").symlink_to("a.tar.index")
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    assert run(str(path), "--html", str(tmp_path / page), monkeypatch=monkeypatch) == 2
+    assert f"{page}' is not allowed" in capsys.readouterr().err
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

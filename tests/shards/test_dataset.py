@@ -23,6 +23,7 @@ from headrace.errors import ShardCorrupt
 from headrace.plan.blocks import Blocks
 from headrace.shards.dataset import TarDataset
 from headrace.shards.index import Index
+from headrace.shards.names import SUFFIX
 from headrace.shards.scanning import scan
 from headrace.shards.writer import ShardWriter
 from shards.test_index import write
@@ -326,6 +327,8 @@ def test_a_shard_of_ours_that_is_written_anew_is_never_taken_for_the_former_one(
     expected = list(former)
     shutil.copy2(path, copied := tmp_path / "copy.tar")
     os.utime(copied, (1, 1))
+    path.unlink()
+    path.with_name(path.name + SUFFIX).unlink()
     written([*range(1, 50), 0])
     assert former[0] == expected[0], "its file is still open"
     for number in range(50):

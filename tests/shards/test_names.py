@@ -41,6 +41,22 @@ def test_several_texts_in_one(tmp_path: Path) -> None:
     ]
 
 
+def test_wildcards_stand_for_shards_alone(tmp_path: Path) -> None:
+    for name in ("a.tar", "b", "a.tar.index", "all.index", "classes.json", "folder/c.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for text, names in (
+        ("*", ["a.tar", "b"]),
+        ("**", ["a.tar", "b", "folder/c.tar"]),
+        ("a*", ["a.tar"]),
+        ("al*.index", ["all.index"]),
+        ("all.index", ["all.index"]),
+    ):
+        assert shard_paths(f"{tmp_path}/{text}") == [f"{tmp_path}/{name}" for name in names]
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        shard_paths(f"{tmp_path}/al*")
+
+
 def test_what_is_in_a_list_is_taken_as_it_is() -> None:
     assert shard_paths(["{a,b}", Path("*.tar")]) == ["{a,b}", "*.tar"]
     assert shard_paths(Path("{a,b}")) == ["{a,b}"]
@@ -57,6 +73,7 @@ def test_what_is_in_a_list_is_taken_as_it_is() -> None:
         ("https://x/a.tar", ValueError, "no local file"),
         (["s3://x/a.tar"], ValueError, "no local file"),
         ("a.tar.gz", ValueError, "compressed"),
+        ("A.TAR.GZ", ValueError, "compressed"),
         ("nowhere-*.tar", FileNotFoundError, "no file matches"),
     ],
 )

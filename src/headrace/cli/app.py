@@ -1,11 +1,13 @@
 """The commands and their options."""
 
 import json
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from headrace.cli.demo.demo import run_demo
 from headrace.cli.doctor import findings, run_doctor
@@ -127,7 +129,19 @@ def inspect(
     raise typer.Exit(code)
 
 
-@app.command()
+class _SeedMayBeLeftOut(TyperCommand):
+    """A command whose option `--shuffle` has a seed of 0 if no number follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command's words."""
+        given = [
+            "--shuffle=0" if word == "--shuffle" and not re.fullmatch(r"[+-]?\d+", after) else word
+            for word, after in zip(args, [*args[1:], ""], strict=True)
+        ]
+        return super().parse_args(ctx, given)
+
+
+@app.command(cls=_SeedMayBeLeftOut)
 def pack(
     source: Annotated[
         str,
@@ -143,12 +157,15 @@ def pack(
     ] = None,
     maxcount: Annotated[int, typer.Option(help="Samples in a shard.")] = 1000,
     shuffle: Annotated[
-        int | None, typer.Option(help="Permute the samples by this seed, so that shards are not sorted by class.")
+        int | None,
+        typer.Option(
+            help="Permute the samples by this seed (0 if it is left out): shards are not sorted by class then."
+        ),
     ] = None,
     checksums: Annotated[bool, typer.Option("--checksums", help="Also keep a checksum of each field's data.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each CPU.")] = None,
 ) -> None:
-    """Write tar shards with their indexes, always the same bytes. Existing shards of these names are replaced."""
+    """Write tar shards with their indexes, always the same bytes: all of them or none. No file is replaced."""
     try:
         code = run_pack(
             PackOptions.parse(source, fields, pattern, maxcount, shuffle, checksums, jobs), Console(highlight=False)

@@ -1,5 +1,6 @@
 """`headrace index`: make the indexes of shards, in several processes at a time."""
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,9 +9,8 @@ from rich.console import Console
 
 from headrace.cli.parallel import in_processes, number_of_jobs
 from headrace.errors import HeadraceError
-from headrace.shards.catalog import SUFFIX
 from headrace.shards.index import Index
-from headrace.shards.names import shard_paths
+from headrace.shards.names import SUFFIX, shard_paths
 from headrace.shards.scanning import scan
 
 
@@ -40,13 +40,42 @@ class Options:
 
         Raises:
             FileNotFoundError: No file matches.
-            ValueError: An argument is out of its range.
+            ValueError: An argument is out of its range, or what is written would replace a shard.
         """
         if manifest is not None and not manifest.endswith(SUFFIX):
             raise ValueError(f"--manifest={manifest!r} is not allowed: expected a name that ends in {SUFFIX}.")
         chosen = number_of_jobs(jobs)
         paths = [path for one in shards for path in shard_paths(one)]
+        beside = [f"{path}{SUFFIX}" for path in paths]
+        if manifest is None:
+            _refuse_same("an index", beside, paths)
+        else:
+            _refuse_same("--manifest", [manifest], paths + beside)
         return cls(paths, None if manifest is None else Path(manifest), checksums, columns, chosen)
+
+
+def _refuse_same(what: str, written: list[str], kept: list[str]) -> None:
+    """Refuse to write a file that is to be kept, by whatever name it is reached.
+
+    Raises:
+        ValueError: One would be written.
+    """
+    known = {_identity(path): path for path in kept}
+    for path in written:
+        found = known.get(_identity(path))
+        if found is not None:
+            raise ValueError(
+                f"{what} would replace {found}, a shard or its index. Choose another name, such as all{SUFFIX}."
+            )
+
+
+def _identity(path: str) -> tuple[int, int] | str:
+    """Return what is equal for all names of a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.realpath(path)
+    return found.st_dev, found.st_ino
 
 
 def run_index(options: Options, console: Console) -> int:

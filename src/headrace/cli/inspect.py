@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import os
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,16 +14,28 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from headrace.errors import HeadraceError, MissingExtra
-from headrace.shards.catalog import SUFFIX
+from headrace.errors import HeadraceError, MissingExtra, bad_value
 from headrace.shards.dataset import TarDataset
 from headrace.shards.decoding import IMAGES, Decoder
 from headrace.shards.fields import ABOUT
 from headrace.shards.index import Index
+from headrace.shards.names import SUFFIX
 from headrace.shards.scanning import scan, some
 
 _THUMBNAIL = 160
 """The largest side of a picture on the page, in pixels."""
+
+_PAGES = (".html", ".htm")
+"""How the names of pages end: no other file is replaced by one."""
+
+_OTHER_KINDS = {
+    b"headrace\0": "an index: inspect one of the shards that it tells about",
+    b"\x1f\x8b": "compressed by gzip: decompress it",
+    b"BZh": "compressed by bzip2: decompress it",
+    b"\xfd7zXZ\0": "compressed by xz: decompress it",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd: decompress it",
+}
+"""What a file is that begins so, and what to do."""
 
 _SHOWN_CHARACTERS = 300
 """How much of a text is shown on the page."""
@@ -45,12 +58,20 @@ class FieldFacts:
 
 
 def run_inspect(shard: str, page: str | None, samples: int, console: Console) -> int:
-    """Print what a shard holds, write the page if it is wanted, and return the exit code: 1 if there are problems."""
+    """Print what a shard holds, write the page if it is wanted, and return the exit code: 1 if there are problems.
+
+    Raises:
+        OSError: The shard cannot be read, or the page cannot be written.
+        ValueError: It is another kind of file, or the page would replace one that is no page.
+    """
     path = Path(shard)
+    if page is not None:
+        _check_page(page, path)
     try:
         remarks: list[str] = []
         index = scan(path, remarks=remarks)
     except HeadraceError as error:
+        _refuse_other_kinds(path)
         console.print(str(error), style="red", soft_wrap=True)
         return 1
     console.print(f"{shard}: {len(index):,} samples, {path.stat().st_size:,} bytes", soft_wrap=True)
@@ -62,6 +83,22 @@ def run_inspect(shard: str, page: str | None, samples: int, console: Console) ->
         Path(page).write_text(contact_sheet(index, path, samples), encoding="utf-8")
         console.print(f"the first {min(samples, len(index))} samples are shown in {page}", soft_wrap=True)
     return 1 if problems else 0
+
+
+def _check_page(page: str, path: Path) -> None:
+    if not page.lower().endswith(_PAGES):
+        bad_value("--html", page, f"a name that ends in {' or '.join(_PAGES)}", f"For example {path.stem}.html.")
+    for read in (path, Path(f"{path}{SUFFIX}")):
+        if os.path.exists(page) and read.exists() and os.path.samefile(page, read):
+            bad_value("--html", page, f"another file than {read}", f"For example {path.stem}.page.html.")
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    with path.open("rb") as file:
+        begun = file.read(max(map(len, _OTHER_KINDS)))
+    for magic, kind in _OTHER_KINDS.items():
+        if begun.startswith(magic):
+            raise ValueError(f"{path} is no plain tar shard, but {kind}.")
 
 
 def fields_of(index: Index) -> list[FieldFacts]:

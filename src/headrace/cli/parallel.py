@@ -1,9 +1,12 @@
 """Doing the same for many shards, in several processes, with a progress bar."""
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -61,8 +64,19 @@ class _Called:
 
     @classmethod
     def begin(cls, function: Callable[..., Any]) -> None:
+        # Ctrl-C reaches all processes of a terminal. One that it ended here could leave a queue of the pool locked.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         cls.function = function
 
     @classmethod
     def call(cls, *arguments: Any) -> Any:
         return cls.function(*arguments)
+
+
+def _end_with_parent() -> None:
+    """End this process when the command's process is killed: nobody would fetch what it has done."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

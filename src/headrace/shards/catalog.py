@@ -9,11 +9,8 @@ from pathlib import Path
 
 from headrace.errors import ShardCorrupt
 from headrace.shards.index import Index
-from headrace.shards.names import Shards, shard_paths
+from headrace.shards.names import SUFFIX, Shards, shard_paths
 from headrace.shards.scanning import scan
-
-SUFFIX = ".index"
-"""What the index of a shard is called beyond the shard's own name; also the suffix of manifests."""
 
 
 def open_index(shards: Shards) -> Index:

@@ -16,6 +16,9 @@ from headrace.errors import MissingExtra
 _QUALITY = 95
 """Of JPEGs: the highest at which Pillow still rounds as the standard proposes."""
 
+_UNFIT = (TypeError, ValueError, AttributeError, OverflowError, RecursionError, OSError, KeyError, pickle.PicklingError)
+"""What encoders raise for values that they cannot encode. They write into memory, so Pillow's OSError is no disk's."""
+
 
 def encoded(field: str, value: Any) -> bytes:
     """Return the bytes of a field.
@@ -32,16 +35,20 @@ def encoded(field: str, value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str):
-        return value.encode()
+        return _converted(field, str.encode, value)
     kind = field.rpartition(".")[2]
     if kind not in _ENCODERS:
         raise TypeError(
             f"field {field!r} with a {type(value).__name__} is not allowed: expected bytes, text, or a name that ends "
             f"in one of {', '.join(_ENCODERS)}."
         )
+    return _converted(field, _ENCODERS[kind], value)
+
+
+def _converted(field: str, encode: Callable[[Any], bytes], value: Any) -> bytes:
     try:
-        return _ENCODERS[kind](value)
-    except (TypeError, ValueError, AttributeError) as error:
+        return encode(value)
+    except _UNFIT as error:
         raise TypeError(f"field {field!r} cannot hold a {type(value).__name__}: {error}") from error
 
 

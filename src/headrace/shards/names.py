@@ -1,4 +1,4 @@
-"""The names of shards: braces, wildcards and lists, as users of WebDataset write them."""
+"""The names of shards: braces, wildcards and lists, as users of WebDataset write them; and numbered ones to write."""
 
 import glob
 import os
@@ -6,15 +6,23 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from headrace.errors import bad_type
+from headrace.errors import bad_type, bad_value
 
 COMMAND = "pipe:"
 """What the name of a shard begins with that is the output of a shell command."""
 
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
 _REMOTE = re.compile(r"(pipe|[a-z][a-z0-9+.-]*:/)[:/]")
-_PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
+_PACKED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".tzst", ".lz4", ".zip")
 
+SUFFIX = ".index"
+"""What the index of a shard is called beyond the shard's own name; also the suffix of manifests."""
+
+_ABOUT_SHARDS = (SUFFIX, ".json")
+"""How files end that lie beside shards and tell about them."""
+
+_LARGE = 10**18
+"""A number whose digits no format shortens or pads."""
 
 Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -34,7 +42,7 @@ def shard_paths(shards: Shards) -> list[str]:
                 f"shard {path!r} is no local file: an index needs files that can be read at any place. Copy it to a "
                 "local or a network disk, or read it with TarStream."
             )
-        if path.endswith(_PACKED):
+        if path.lower().endswith(_PACKED):
             raise ValueError(
                 f"shard {path!r} is compressed: an index needs plain tar files. Decompress it, or use TarStream."
             )
@@ -46,7 +54,8 @@ def shard_names(shards: Shards) -> list[str]:
 
     Args:
         shards: In a text, `::` separates names, braces stand for several (`{000..127}`, `{a,b}`), and wildcards
-            (`*`, `?`, `[…]`, `**`) for those files that exist, sorted. A path, or what is in a list, is one name.
+            (`*`, `?`, `[…]`, `**`) for those files that exist, sorted; not for folders, nor for `.index` and `.json`
+            files, which tell about shards, unless the wildcards end so, too. A path, or what is in a list, is one name.
 
     Raises:
         TypeError: It is no text, path or list of these.
@@ -81,6 +90,8 @@ def _matching(name: str) -> list[str]:
     if not glob.has_magic(name) or os.path.exists(name):
         return [name]
     found = sorted(glob.glob(name, recursive=True))
+    if not name.endswith(_ABOUT_SHARDS):
+        found = [path for path in found if not path.endswith(_ABOUT_SHARDS) and not os.path.isdir(path)]
     if not found:
         raise FileNotFoundError(f"no file matches shards={name!r}, in the folder {os.getcwd()!r}.")
     return found
@@ -137,3 +148,58 @@ def _counted(found: re.Match[str]) -> Iterator[str]:
 
 def _unmatched(text: str) -> NoReturn:
     raise ValueError(f"the braces of {text!r} do not match. For example 'train-{{000..127}}.tar'.")
+
+
+class NumberedNames:
+    """The names of shards that are written one after the other.
+
+    Args:
+        pattern: A path with a place for a number: "train-%06d.tar".
+
+    Attributes:
+        pattern: The same, without a scheme.
+        prefix: What is before the number.
+        suffix: What is after it.
+
+    Raises:
+        TypeError: It is no text or path.
+        ValueError: It has no place for a decimal number, or no index could be made of a file of such a name.
+    """
+
+    def __init__(self, pattern: str | os.PathLike[str]) -> None:
+        text = os.fspath(pattern) if isinstance(pattern, str | os.PathLike) else None
+        if not isinstance(text, str):
+            bad_type("pattern", pattern, "a text or a path", "For example 'train-%06d.tar'.")
+        self.pattern = _local(text)
+        try:
+            self.prefix, found, self.suffix = (self.pattern % _LARGE).partition(str(_LARGE))
+        except (TypeError, ValueError, OverflowError):
+            found = ""
+        if not found:
+            bad_value("pattern", pattern, "a path with a place for a number", "For example 'train-%06d.tar'.")
+        if self.pattern.lower().endswith((*_PACKED, *_ABOUT_SHARDS)):
+            allowed = f"the name of a plain tar file: none that ends in {' '.join((*_PACKED, *_ABOUT_SHARDS))}"
+            bad_value(
+                "pattern", pattern, allowed, "For example 'train-%06d.tar'. An index cannot read compressed files."
+            )
+        if _REMOTE.match(self.pattern):
+            bad_value("pattern", pattern, "a path of this machine", "Write the shards here, and upload them.")
+
+    def __call__(self, number: int) -> str:
+        """Return the name of a shard."""
+        return self.pattern % number
+
+    def refuse_existing(self, fix: str) -> None:
+        """Refuse shards of such names that exist, whatever their numbers, and indexes of such shards.
+
+        Raises:
+            FileExistsError: There is one.
+        """
+        number = re.compile(f"{re.escape(self.prefix)} *[0-9]+ *{re.escape(self.suffix)}(?:{re.escape(SUFFIX)})?", re.S)
+        start, end = glob.escape(self.prefix), glob.escape(self.suffix)
+        found = [path for last in ("", SUFFIX) for path in glob.glob(f"{start}*{end}{last}") if number.fullmatch(path)]
+        if found:
+            more = f", as do {len(found) - 1} more files of such names" if len(found) > 1 else ""
+            raise FileExistsError(
+                f"{min(found)} exists{more}: who reads all shards of these names would read two sets. {fix}"
+            )
