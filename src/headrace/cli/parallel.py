@@ -1,4 +1,4 @@
-"""Doing the same for many shards, in several processes, with a progress bar."""
+"""Doing the same for many shards, in several processes, with a line of progress."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,21 +7,28 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch._utils import cpu_count
 
+from headrace.cli.terminal.screen import working
 from headrace.errors import whole_number
 
 Result = TypeVar("Result")
+
+MOST_JOBS = 512
+"""The most processes that an option may ask for."""
 
 
 def number_of_jobs(jobs: int | None) -> int:
     """Return the number of processes: the option `--jobs`, or one for each CPU.
 
     Raises:
-        ValueError: It is < 1.
+        ValueError: It is < 1, or > `MOST_JOBS`.
     """
-    return cpu_count() or 1 if jobs is None else whole_number("--jobs", jobs, low=1)
+    return (
+        cpu_count() or 1
+        if jobs is None
+        else whole_number("--jobs", jobs, low=1, high=MOST_JOBS, fix="Leave it out for one for each CPU.")
+    )
 
 
 def in_processes(
@@ -39,19 +46,20 @@ def in_processes(
         first: The first arguments of its calls.
         others: Its further arguments.
         jobs: How many processes.
-        what: What the progress bar is called.
-        console: Where the bar is shown.
+        what: What is done, for the line of progress.
+        console: Where the line is shown.
     """
     # This process has no threads yet, so it may fork. A new interpreter would import torch first.
     context = get_context("fork" if sys.platform == "linux" else "spawn")
-    bar = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with (
         ProcessPoolExecutor(
             min(jobs, len(first)), context, initializer=_Called.begin, initargs=(function,)
         ) as processes,
-        Progress(*bar, console=console, transient=True) as progress,
+        working(console) as show,
     ):
-        yield from progress.track(processes.map(_Called.call, first, *others), total=len(first))
+        for done, result in enumerate(processes.map(_Called.call, first, *others)):
+            show(f"{what}: {done + 1:,} of {len(first):,}")
+            yield result
 
 
 class _Called:

@@ -291,6 +291,15 @@ def test_what_cannot_be_verified_says_why(factory: str) -> None:
         (["--worlds", "two"], "--worlds='two' is not allowed"),
         (["--epochs", "0"], "--epochs=0 is not allowed"),
         (["--samples", "0"], "--samples=0 is not allowed"),
+        (["--workers", "1" + "0" * 20], "expected whole numbers >= 1 and <= 128, separated by commas"),
+        (["--workers", "9" * 5000], "is not allowed"),
+        (["--worlds", "1,99999999"], "expected whole numbers >= 1 and <= 1,024, separated by commas"),
+        (
+            ["--workers", "64", "--worlds", "512", "--full"],
+            "--workers=64 is not allowed: expected at most 1,024 workers",
+        ),
+        (["--epochs", "99999999"], "--epochs=99999999 is not allowed: expected an integer in [1, 1000]"),
+        (["--samples", "1" + "0" * 23], "is not allowed: expected an integer in [1, 1000000]"),
     ],
 )
 def test_wrong_options_say_what_is_allowed(options: list[str], text: str) -> None:

@@ -8,6 +8,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.factory.worded import exits
+
 
 def load_factory(target: str, makes: str) -> Callable[[], Any]:
     """Import a function that the user names.
@@ -41,6 +43,8 @@ def load_factory(target: str, makes: str) -> Callable[[], Any]:
         found = attrgetter(name)(importlib.import_module(module_name))
     except AttributeError as error:
         raise ValueError(f"{module_name} has no {name}: {error}") from error
+    except SystemExit as end:
+        raise ValueError(f"{module_name} cannot be imported: {exits(end)}") from end
     except Exception as error:
         raise ValueError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):

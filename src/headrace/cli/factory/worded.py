@@ -3,7 +3,18 @@
 from itertools import dropwhile
 from traceback import format_exception_only
 
+from headrace.errors import shown
+
 _TRACEBACK = "Traceback (most recent call last):\n"
+
+
+def exits(end: SystemExit) -> str:
+    """Say that code of the user called `sys.exit`, and what to do."""
+    code = "" if end.code is None else shown(end.code)
+    return (
+        f"it calls sys.exit({code}), which ends the process. What a script does when it is started belongs under "
+        'if __name__ == "__main__":'
+    )
 
 
 def worded(error: BaseException) -> str:

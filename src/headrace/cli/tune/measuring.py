@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from headrace.cli.factory.remake import CannotRemake, remade
-from headrace.cli.factory.worded import worded
+from headrace.cli.factory.worded import exits, worded
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
 from headrace.executors.process.pool import let_workers_end
 from headrace.executors.thread.compute_lock import compute_lock
@@ -95,6 +95,8 @@ class Subject:
     def __init__(self, factory: Callable[[], Any]) -> None:
         try:
             loader = factory()
+        except SystemExit as end:
+            raise CannotTune(f"in the factory: {exits(end)}") from end
         except Exception as error:
             raise CannotTune(f"the factory raised {type(error).__name__}: {error}") from error
         _check(loader)
@@ -211,6 +213,8 @@ class Visitor:
                 return self._visit(loader, batches, setting, limits)
         except (CannotTune, TimeIsOver):
             raise
+        except SystemExit as end:
+            raise SettingFailed(f"in reading a sample: {exits(end)}") from end
         except Exception as error:
             raise SettingFailed(worded(error)) from error
         finally:
