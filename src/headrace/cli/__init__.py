@@ -3,6 +3,7 @@
 import io
 import sys
 
+from headrace.cli.terminal.plain import escape_messages
 from headrace.cli.terminal.supervise import code_of
 from headrace.errors import MissingExtra
 
@@ -25,4 +26,5 @@ def _run() -> int:
         missing = MissingExtra(f"the command line needs {package}, which is not installed", "cli")
         print(f"headrace: {missing}", file=sys.stderr)
         return 2
+    escape_messages()
     return run()

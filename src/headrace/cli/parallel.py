@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from torch._utils import cpu_count
 
 from headrace.cli.terminal.screen import working
-from headrace.errors import whole_number
+from headrace.errors import WorkerDied, whole_number
 
 Result = TypeVar("Result")
 
@@ -48,6 +49,9 @@ def in_processes(
         jobs: How many processes.
         what: What is done, for the line of progress.
         console: Where the line is shown.
+
+    Raises:
+        WorkerDied: A process ended before it had returned.
     """
     # This process has no threads yet, so it may fork. A new interpreter would import torch first.
     context = get_context("fork" if sys.platform == "linux" else "spawn")
@@ -55,11 +59,17 @@ def in_processes(
         ProcessPoolExecutor(
             min(jobs, len(first)), context, initializer=_Called.begin, initargs=(function,)
         ) as processes,
-        working(console) as show,
+        working(console, at_once=False) as show,
     ):
-        for done, result in enumerate(processes.map(_Called.call, first, *others)):
-            show(f"{what}: {done + 1:,} of {len(first):,}")
-            yield result
+        try:
+            for done, result in enumerate(processes.map(_Called.call, first, *others)):
+                show(f"{what}: {done + 1:,} of {len(first):,}")
+                yield result
+        except BrokenProcessPool:
+            raise WorkerDied(
+                f"a process ended while it was {what}: by the system for lack of memory (then --jobs 1 helps), or by "
+                "code that it called."
+            ) from None
 
 
 class _Called:

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.app import app
 
 LIMIT_S = 120
 MAIN = "from headrace.cli import main; main()"
@@ -28,8 +31,6 @@ def make():
 
 {}
 """
-ENDS = {"sys.exit(0)": "calls sys.exit(0)", "os._exit(0)": "ended with exit code 0 before there was a result"}
-ENDS |= {"sys.exit()": "calls sys.exit()", 'os.execv("/bin/true", ["true"])': "before there was a result"}
 COMMANDS = {
     "verify": ("--executors", "inline", "--worlds", "1"),
     "tune": ("--executors", "inline", "--seconds", "5"),
@@ -37,43 +38,67 @@ COMMANDS = {
 }
 
 
-def run(folder: Path, command: str, module: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    (folder / "of_mine.py").write_text(module)
-    target = "of_mine.py:make"
-    arguments = [sys.executable, "-c", MAIN, command, target, *COMMANDS[command], *options]
+def module(place: int = -1, end: str = "") -> str:
+    """A module that ends the process at one of the places."""
+    return LOADER.format(*(end if one == place else "pass" for one in range(3)))
+
+
+def target(command: str, place: int) -> str:
+    return "of_mine.py:Dataset" if command == "pack" and place == 0 else "of_mine.py:make"
+
+
+def run(folder: Path, command: str, code: str, factory: str = "of_mine.py:make") -> "subprocess.CompletedProcess[str]":
+    (folder / "of_mine.py").write_text(code)
+    arguments = [sys.executable, "-c", MAIN, command, factory, *COMMANDS[command]]
     return subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=folder)
 
 
 @pytest.mark.parametrize(
     ("command", "place", "end"),
-    [
-        ("verify", 2, "sys.exit(0)"),
-        ("verify", 2, "os._exit(0)"),
-        ("verify", 1, "sys.exit()"),
-        ("verify", 0, "os._exit(0)"),
-        ("tune", 2, 'os.execv("/bin/true", ["true"])'),
-        ("tune", 0, "sys.exit(0)"),
-        ("pack", 2, "os._exit(0)"),
-        ("pack", 1, "sys.exit(0)"),
-    ],
+    [("verify", 0, "os._exit(0)"), ("tune", 2, 'os.execv("/bin/true", ["true"])'), ("pack", 0, "os._exit(0)")],
 )
-def test_ends_before_the_result(command: str, place: int, end: str, tmp_path: Path) -> None:
+def test_ends_that_cannot_be_caught(command: str, place: int, end: str, tmp_path: Path) -> None:
     """In a sample (0), in the factory (1) or when the module is imported (2)."""
-    parts = ["pass", "pass", "pass"]
-    parts[place] = end
-    done = run(tmp_path, command, LOADER.format(*parts))
+    done = run(tmp_path, command, module(place, end), target(command, place))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert ENDS[end] in done.stdout + done.stderr
+    early = (
+        "ended with exit code 0 before there was a result" if command != "pack" else "a process ended while it was pack"
+    )
+    assert early in done.stderr
     assert "Traceback" not in done.stderr
     assert "PASSED" not in done.stdout
 
 
+CASES = [(command, place, "sys.exit(0)") for command in COMMANDS for place in range(3)]
+CASES += [("verify", place, "raise BaseException(0)") for place in range(3)]
+
+
+@pytest.mark.parametrize(("command", "place", "end"), CASES)
+def test_ends_that_are_exceptions(
+    command: str, place: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_mine.py").write_text(module(place, end))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "of_mine", raising=False)
+    result = CliRunner().invoke(app, [command, target(command, place), *COMMANDS[command]])
+    assert result.exit_code == 2, result.output
+    assert ("SystemExit(0), which would end the process" if "exit" in end else "BaseException: 0") in result.output
+    assert "PASSED" not in result.output
+
+
 def test_what_happens_after_the_result_does_not_change_it(tmp_path: Path) -> None:
-    module = LOADER.format("pass", "pass", "atexit.register(lambda: os._exit({}))")
-    assert run(tmp_path, "verify", module.format(0), "--samples", "0").returncode == 2
-    done = run(tmp_path, "verify", module.format(7))
+    done = run(tmp_path, "verify", module(2, "atexit.register(lambda: os._exit(7))"))
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1].startswith("PASSED (")
+
+
+def test_the_log_and_the_warnings_of_a_module_are_escaped(tmp_path: Path) -> None:
+    said = "import logging, warnings\nwarnings.warn('w\\x1b[2J')\nlogging.getLogger('a').warning('l\\x9b2J')\n"
+    done = run(tmp_path, "pack", said + module(1, "return range(0)"))
+    assert "\x1b" not in done.stderr
+    assert "UserWarning: w\\x1b[2J" in done.stderr
+    assert "l\\x9b2J" in done.stderr
 
 
 def test_an_interrupt_of_the_module_is_no_success(tmp_path: Path) -> None:
@@ -81,9 +106,7 @@ def test_an_interrupt_of_the_module_is_no_success(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (130, "headrace verify: interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)], ids=str
-)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, -15), (signal.SIGKILL, -9)], ids=str)
 def test_a_signal_reaches_the_process_that_works(signum: signal.Signals, code: int, tmp_path: Path) -> None:
     """The module says which process imports it, and waits; its end of a pipe is closed when that process is gone."""
     reader, writer = os.pipe()

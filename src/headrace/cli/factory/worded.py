@@ -8,21 +8,15 @@ from headrace.errors import shown
 _TRACEBACK = "Traceback (most recent call last):\n"
 
 
-def exits(end: SystemExit) -> str:
-    """Say that code of the user called `sys.exit`, and what to do."""
-    code = "" if end.code is None else shown(end.code)
-    return (
-        f"it calls sys.exit({code}), which ends the process. What a script does when it is started belongs under "
-        'if __name__ == "__main__":'
-    )
-
-
 def worded(error: BaseException) -> str:
     """Return an exception's type, text and notes.
 
     The text of an error that comes from a worker process holds that process's traceback, as torch's errors do. Its last
     lines are the type and the text; the notes are in it, and once more on the error itself.
     """
+    if isinstance(error, SystemExit):
+        what = f"SystemExit({shown(error.code)}), which would end the process"
+        return f'{what}. What a script does when it is started belongs under if __name__ == "__main__":'
     text = "".join(format_exception_only(error)).rstrip()
     lines = text.rpartition(_TRACEBACK)[2].splitlines()
     said = [line for line in dropwhile(lambda line: line.startswith(" "), lines) if line.strip()]

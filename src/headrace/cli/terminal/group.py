@@ -8,7 +8,7 @@ from typing import Any, cast
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli.factory.worded import exits
+from headrace.cli.factory.worded import worded
 from headrace.cli.terminal.screen import complain
 from headrace.cli.terminal.supervise import ENDED_EARLY, INTERRUPTED
 from headrace.errors import HeadraceError
@@ -33,7 +33,7 @@ class Commands(TyperGroup):
             complain(f"headrace {ctx.invoked_subcommand}: {error}")
             raise typer.Exit(WRONG_USE) from None
         except SystemExit as end:
-            complain(f"headrace {ctx.invoked_subcommand}: in code that was imported or called: {exits(end)}")
+            complain(f"headrace {ctx.invoked_subcommand}: code that was imported or called raised {worded(end)}")
             raise typer.Exit(ENDED_EARLY) from None
         except KeyboardInterrupt:
             complain(f"headrace {ctx.invoked_subcommand}: interrupted")

@@ -1,7 +1,6 @@
 """What commands print, where, and how it is made safe: the only way from data to the terminal."""
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,18 +13,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.terminal.plain import plain
+
 _PAUSE_S = 5.0
 """How long it is silent, where there is no terminal, between two lines about what is being done, in seconds."""
-
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-"""What a terminal obeys instead of showing it: control characters, directions of writing; and halves of characters."""
-
-
-def plain(text: str) -> str:
-    """Return a text with each control character but the line feed and the tab written as Python writes it."""
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def complain(text: str) -> None:
@@ -78,10 +69,15 @@ class Screen(Console):
 
 
 @contextmanager
-def working(console: Console) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what is being done: in one line of a terminal, else in a line now and then."""
+def working(console: Console, at_once: bool = True) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is being done: in one line of a terminal, else in a line now and then.
+
+    Args:
+        console: Where it is shown.
+        at_once: Whether the first line is shown at once where there is no terminal; otherwise after some seconds.
+    """
     if not console.is_terminal:
-        last_s = -_PAUSE_S
+        last_s = time.monotonic() - at_once * _PAUSE_S
 
         def tell(text: str) -> None:
             nonlocal last_s

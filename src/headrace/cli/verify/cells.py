@@ -12,8 +12,9 @@ from typing import Any
 
 import torch.utils.data
 
+from headrace.cli.factory.load import FactoryFailed
 from headrace.cli.factory.remake import CannotRemake, remade
-from headrace.cli.factory.worded import exits, worded
+from headrace.cli.factory.worded import worded
 from headrace.cli.verify.digest import DigestingCollate, Fold, SampleDigest
 from headrace.loader import DataLoader
 from headrace.loader.options import CELLS
@@ -176,10 +177,8 @@ class Subject:
         """
         try:
             loader = self.factory()
-        except SystemExit as end:
-            raise CannotVerify(f"in the factory: {exits(end)}") from end
-        except Exception as error:
-            raise CannotVerify(f"the factory raised {worded(error)}") from error
+        except FactoryFailed as error:
+            raise CannotVerify(str(error)) from error
         check(loader)
         return loader
 
@@ -198,9 +197,9 @@ class Subject:
             raise
         except CellFailed as failure:
             outcome.error = str(failure)
-        except SystemExit as end:
-            outcome.error = f"in reading a sample: {exits(end)}"
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
             notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_UNPICKLABLE)]
             if cell.executor == "spawn" and notes:
                 outcome.skipped = notes[0].removeprefix("headrace: ")
