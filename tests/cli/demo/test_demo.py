@@ -174,6 +174,7 @@ def test_the_real_demo(tmp_path: Path) -> None:
     assert not done.stderr
     assert "All 10 claims held." in text
     assert ": NO" not in text
+    assert text.count(" s  done: ") >= 4  # each wait is seen to go on
     counts = re.findall(r"(\d+) +(\d) +(\d+) +([\d.]+)%", text)
     assert [(images, twice) for images, twice, *_ in counts] == [("359", "0"), ("360", "1"), ("359", "0")]
     assert counts[0] == counts[2] != counts[1]

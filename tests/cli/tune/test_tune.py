@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from headrace import DataLoader
 from headrace.cli.app import app
+from headrace.cli.terminal import screen
 from headrace.tuning.diagnosis import Limit
 from waiting import wait_for_reapers
 
@@ -77,12 +78,17 @@ def test_a_real_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_beside_a_step() -> None:
+def test_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "_PAUSE_S", 0.0)
     text = tune("two_batches", "--seconds", "5", "--step-ms", "30", "--executors", "inline,thread", "--workers", "1")
     assert "steps/s" in text
     assert "waits" in text
     assert "inline" in text
     assert "An epoch has only 2 batches" in text
+    assert text.startswith("making the loader: ")
+    assert (
+        text.index("reading with the loader's own settings") < text.index("s  visit 1: ") < text.index("s  visit 2: ")
+    )
     assert "process" not in text.split("DataLoader(")[0]
 
 

@@ -354,6 +354,20 @@ def test_the_cover_spawns_each_worker_where_they_are_few() -> None:
     assert {cell.kind for cell in cells} == {"spawn", "forkserver"}
 
 
+def test_a_short_terminal_shows_where_it_is() -> None:
+    """As many rows as there are, and a line with the running cell below them."""
+    options = ["--executors", "inline,thread", "--workers", "1", "--worlds", "1", "--full"]
+    environment = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80", "LINES": "6"}
+    result = CliRunner().invoke(app, ["verify", f"{FILE}:good", *options], env=environment)
+    said = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", result.output).replace("\r", "\n")
+    cells = len(re.findall(r"^(?:inline|thread) .* (?:ok|reference)$", said, re.MULTILINE))
+    assert cells == 11
+    for number in range(1, cells + 1):
+        assert f"{number} of {cells}: " in said
+    assert "5 of 11: inline, world of 1, resumed at step last-1" in said
+    assert re.fullmatch(r"PASSED \(\d+ s\)", said.splitlines()[-1])
+
+
 def test_a_row_is_printed_when_its_cell_is_done(tmp_path: Path) -> None:
     """The second cell's dataset waits for whoever reads the output to have seen the first cell's row."""
     seen = tmp_path / "seen"
