@@ -93,6 +93,18 @@ def test_what_happens_after_the_result_does_not_change_it(tmp_path: Path) -> Non
     assert done.stdout.splitlines()[-1].startswith("PASSED (")
 
 
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "of_mine.py").write_text(module(0, "index += __import__('time').time()"))
+    command = [sys.executable, "-c", MAIN, "verify", "of_mine.py:make", *COMMANDS["verify"]]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(LIMIT_S) == 1
+
+
 def test_the_log_and_the_warnings_of_a_module_are_escaped(tmp_path: Path) -> None:
     said = "import logging, warnings\nwarnings.warn('w\\x1b[2J')\nlogging.getLogger('a').warning('l\\x9b2J')\n"
     done = run(tmp_path, "pack", said + module(1, "return range(0)"))

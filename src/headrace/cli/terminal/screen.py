@@ -1,6 +1,7 @@
 """What commands print, where, and how it is made safe: the only way from data to the terminal."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,6 +61,11 @@ class Screen(Console):
             self._said += [line for one in objects if isinstance(one, str | Text) for line in str(one).splitlines()]
             self._tables += [_rows(one) for one in objects if isinstance(one, Table)]
         super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Go on in silence when the reader of the output is gone: the exit code still tells the result."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def finish(self, code: int) -> None:
         """Print the result as one JSON object, if it is wanted."""

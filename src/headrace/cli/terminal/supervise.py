@@ -53,10 +53,12 @@ def _run(command: Callable[[], int], writer: int) -> None:
     own, code = os.getpid(), 1
     try:
         code = command()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except SystemExit as end:  # from Typer, where the reader of the output is gone
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:  # noqa: BLE001 - the process ends here
         traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
     if os.getpid() == own:  # user code may fork and return
         os.write(writer, bytes([code]))
     sys.exit(code)
