@@ -41,7 +41,7 @@ class Screen(Console):
         super().__init__(highlight=False, markup=False, emoji=False, stderr=as_json)
         self.as_json = as_json
         self.facts: Mapping[str, Any] = {}
-        """The result; a command that sets nothing gets what it has printed."""
+        """The result; a command that sets nothing gets the tables that it has printed."""
         self._said: list[str] = []
         self._tables: list[list[dict[str, str]]] = []
 
@@ -65,13 +65,13 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Go on in silence when the reader of the output is gone: the exit code still tells the result."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     def finish(self, code: int) -> None:
         """Print the result as one JSON object, if it is wanted."""
         if self.as_json:
-            found = self.facts or {"said": [line for line in self._said if line], "tables": self._tables}
-            tell_json({"exit_code": code, **found})
+            found = self.facts or {"tables": self._tables}
+            tell_json({"exit_code": code, **found, "said": [line for line in self._said if line]})
 
 
 @contextmanager
