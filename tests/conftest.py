@@ -33,7 +33,7 @@ def _standing_helpers() -> None:
     """Start the processes that multiprocessing never ends, or the first test that needs one would fail."""
     resource_tracker.ensure_running()
     # Or each worker imports torch anew, and each rank what examples and optimizers need, seconds apiece.
-    forkserver.set_forkserver_preload(["headrace", "torch._dynamo", "sklearn.datasets"])
+    forkserver.set_forkserver_preload(["headrace.public", "torch._dynamo", "sklearn.datasets"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # also for ranks, which are several on this machine
         forkserver.ensure_running()

@@ -75,8 +75,8 @@ def test_code_that_needs_a_gpu_runs(group: Group, tmp_path: Path, scripts: Scrip
     run([group], tmp_path, scripts)
 
 
-@pytest.mark.parametrize("group", **ids(ON_GPU))
-def test_code_that_needs_a_gpu_compiles(group: Group) -> None:
+@pytest.mark.parametrize("group", **ids([*ON_GPU, *NEEDY]))
+def test_code_that_needs_what_may_not_be_here_compiles(group: Group) -> None:
     for _, code, file, _ in group.steps:
         compile(code, file, "exec")
 

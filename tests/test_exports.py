@@ -13,6 +13,7 @@ import sys, threading, multiprocessing, random, numpy, torch
 torch.manual_seed(1); random.seed(1); numpy.random.seed(1)
 before = torch.get_rng_state().sum().item(), random.getstate(), numpy.random.get_state()[1].tolist()
 import headrace
+headrace.DataLoader
 after = torch.get_rng_state().sum().item(), random.getstate(), numpy.random.get_state()[1].tolist()
 assert before == after, "random state touched"
 assert threading.active_count() == 1, threading.enumerate()
@@ -24,11 +25,31 @@ assert not optional & sys.modules.keys(), optional & sys.modules.keys()
 
 
 def test_all_is_the_whole_face() -> None:
+    assert headrace.DataLoader
     public = {
         name for name, value in vars(headrace).items() if not name.startswith("_") and not inspect.ismodule(value)
     }
     assert public == set(headrace.__all__)
     assert headrace.__all__ == sorted(headrace.__all__)
+
+
+def test_a_name_is_found_where_it_is_and_nothing_else() -> None:
+    """The package imports its parts when it is first asked for one."""
+    job = """
+import sys, headrace
+assert not {"torch", "numpy"} & sys.modules.keys()
+assert not hasattr(headrace, "__wrapped__") and "torch" not in sys.modules
+assert headrace.plan.Plan is headrace.Plan
+from headrace import *
+assert DataLoader is headrace.DataLoader and set(headrace.__all__) <= set(globals())
+try:
+    headrace.DataLoder
+except AttributeError as error:
+    assert "'headrace' has no attribute 'DataLoder'" in str(error), error
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", job], timeout=180, check=True)
 
 
 def test_every_public_name_has_a_docstring() -> None:

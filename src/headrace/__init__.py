@@ -1,63 +1,25 @@
 """headrace: a drop-in torch.utils.data.DataLoader that splits every epoch exactly over ranks."""
 
-from headrace.datasets.deferred import Deferred
-from headrace.datasets.packed_list import PackedList
-from headrace.delivery.budget import Budget
-from headrace.delivery.device.iterable import prefetch_to_device
-from headrace.errors import (
-    ClusterUnavailable,
-    DeliveryTimeout,
-    HeadraceError,
-    MissingExtra,
-    ShardCorrupt,
-    SlotTooLarge,
-    StateMismatch,
-    WorkerDied,
-)
-from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
-from headrace.loader import DataLoader
-from headrace.plan import Balanced, Blocks, LengthBucketed, Order, Plan, Sequential, Shuffled, Subset, Weighted
-from headrace.randomness import rng, torch_rng
-from headrace.shards import ImageDecoder, ShardWriter, TarDataset, TarStream
-from headrace.telemetry.stats import Stats
-from headrace.types import Replaced, World
+import typing as _typing
+from importlib import import_module as _import_module
+
 from headrace.version import __version__ as __version__
 
-__all__ = [
-    "Balanced",
-    "Blocks",
-    "Budget",
-    "ClusterUnavailable",
-    "DataLoader",
-    "Deferred",
-    "DeliveryTimeout",
-    "Executor",
-    "HeadraceError",
-    "ImageDecoder",
-    "InlineExecutor",
-    "LengthBucketed",
-    "MissingExtra",
-    "Order",
-    "PackedList",
-    "Plan",
-    "ProcessExecutor",
-    "RayExecutor",
-    "Replaced",
-    "Sequential",
-    "ShardCorrupt",
-    "ShardWriter",
-    "Shuffled",
-    "SlotTooLarge",
-    "StateMismatch",
-    "Stats",
-    "Subset",
-    "TarDataset",
-    "TarStream",
-    "ThreadExecutor",
-    "Weighted",
-    "WorkerDied",
-    "World",
-    "prefetch_to_device",
-    "rng",
-    "torch_rng",
-]
+if _typing.TYPE_CHECKING:
+    from headrace.public import *  # noqa: F403
+    from headrace.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import all of the package when it is first asked for something: `headrace --help` needs no torch."""
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = _import_module("headrace.public")
+        globals().update({one: getattr(public, one) for one in ("__all__", *public.__all__)})
+        if name not in globals():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        __getattr__("__all__")
+        return sorted(globals())

@@ -104,7 +104,7 @@ def test_table_marks_pads_and_sums_up() -> None:
         ["│", "0", "│", "0", "│", "1", "│"],
         ["│", "1", "│", "2", "│", "0*", "│"],
     ]
-    assert "read once:  2 samples\nread again: sample 0, 2 times\nnever read: none\n" in text
+    assert "read once:  2 samples\nread again: sample 0 (2 times in all)\nnever read: none\n" in text
 
 
 def test_table_of_uneven_ranks_and_of_dropped_samples() -> None:
@@ -147,11 +147,29 @@ def test_epochs_too_long_to_count_are_shown_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--size", 0], "--size=0 is not allowed: expected an integer >= 1"),
+        (["--size", 0], "--size=0 is not allowed: expected an integer in [1, "),
         (["--size", 3, "--world-size", 0], "--world-size=0 is not allowed"),
-        (["--size", 3, "--batch-size", 0], "batch_size=0 is not allowed"),
+        (
+            ["--size", 3, "--world-size", 99999999],
+            "--world-size=99999999 is not allowed: expected an integer in [1, 100000]",
+        ),
+        (["--size", 3, "--batch-size", 0], "--batch-size=0 is not allowed"),
         (["--size", 3, "--tail", "cut"], "tail='cut' is not allowed: expected one of ('pad', 'drop', 'exact')"),
         (["--size", 3, "--epoch", -1], "--epoch=-1 is not allowed"),
+        (
+            ["--size", 2**70],
+            "is not allowed: expected an integer in [1, 1000000000000000]. Count the dataset's samples",
+        ),
+        (
+            ["--size", 10**12, "--batch-size", 10**9],
+            "--batch-size=1000000000 is not allowed: expected an integer in [1, ",
+        ),
+        (["--size", 3, "--shuffle", "--epoch", 2**70], "is not allowed: expected an integer in [0, "),
+        (["--shards", "*.tar", "--seed", 2**70], "is not allowed: expected an integer in [0, "),
+        (
+            ["--shards", "*.tar", "--streams", 10**9],
+            "--streams=1000000000 is not allowed: expected an integer in [1, 1",
+        ),
         (["--size", 3, "--seed", -1], "seed=-1 is not allowed"),
         (["--size", 3, "--cursor", 4], "cursor=4 is not allowed: expected an integer in [0, 3]"),
     ],

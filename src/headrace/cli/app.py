@@ -1,41 +1,57 @@
-"""The commands and their options."""
+"""The commands and their options. A command's modules are imported when it runs: `--help` needs no torch."""
 
-import json
 import re
-import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand
 
-from headrace.cli.demo.demo import run_demo
-from headrace.cli.doctor import findings, run_doctor
-from headrace.cli.index import Options as IndexOptions
-from headrace.cli.index import run_index
-from headrace.cli.inspect import run_inspect
-from headrace.cli.mixing import order_of_shards, show_shards
-from headrace.cli.pack import Options as PackOptions
-from headrace.cli.pack import run_pack
-from headrace.cli.plan import EpochPlan, show
-from headrace.cli.tune.tune import Options as TuneOptions
-from headrace.cli.tune.tune import run_tune
-from headrace.cli.verify.verify import Options, run_verify
-from headrace.errors import MissingExtra, whole_number
-from headrace.plan.blocks import WINDOW
-from headrace.system.limits import usable_cpus
+from headrace.cli.terminal.group import Commands
+from headrace.cli.terminal.screen import Screen, tell_json
+from headrace.errors import whole_number
 from headrace.version import __version__
 
+MOST_RANKS = 100_000
+"""The largest world that `headrace plan` shows."""
+
 app = typer.Typer(
-    no_args_is_help=True,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on standard output, all else on standard error.")
+]
+Factory = Annotated[
+    str,
+    typer.Argument(help="The function that makes the loader, without arguments: pkg.module:name or file.py:name."),
+]
+
+
+def run() -> int:
+    """Run the command that the process was started with, and return its exit code."""
+    code: int = app(standalone_mode=False)
+    return code
+
+
+def _example(text: str) -> str:
+    return f"Example: headrace {text}"
+
+
+def _finished(as_json: bool, command: Callable[[Screen], int]) -> int:
+    """Run a command, print its result as JSON if that is wanted, and return its exit code."""
+    screen = Screen(as_json)
+    code = command(screen)
+    screen.finish(code)
+    return code
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"headrace {__version__}")
+        Screen().print(f"headrace {__version__}")
         raise typer.Exit
 
 
@@ -48,7 +64,7 @@ def common(
     """headrace: a drop-in torch DataLoader that splits every epoch exactly over ranks."""
 
 
-@app.command()
+@app.command(epilog=_example("plan --size 10 --world-size 4 --batch-size 2"))
 def plan(
     size: Annotated[int | None, typer.Option(help="Samples in the dataset.")] = None,
     world_size: Annotated[int, typer.Option(help="Ranks.")] = 1,
@@ -60,38 +76,35 @@ def plan(
     cursor: Annotated[
         int, typer.Option(help="Begin here: the number of samples of the epoch that were read before.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole epoch as one JSON object.")] = False,
+    as_json: AsJson = False,
     shards: Annotated[
         str | None,
         typer.Option(help="Instead: which of these tar shards each rank reads, and how well their samples are mixed."),
     ] = None,
     streams: Annotated[int | None, typer.Option(help="With --shards: streams of the order of blocks.")] = None,
-    window: Annotated[int, typer.Option(help="With --shards: the order's window.")] = WINDOW,
+    window: Annotated[int | None, typer.Option(help="With --shards: the order's window.")] = None,
     label: Annotated[
         str | None, typer.Option(help="With --shards: a column of the index (headrace index --column) with labels.")
     ] = None,
-) -> None:
+) -> int:
     """Show which rank reads which samples at which step, without a dataset or a process group."""
-    try:
-        if shards is not None:
-            whole_number("--world-size", world_size, low=1)
-            whole_number("--batch-size", batch_size, low=1)
-            order, labels = order_of_shards(shards, streams, window, label)
-            show_shards(order, labels, seed, world_size, batch_size, Console(highlight=False))
-            return
-        if size is None:
-            raise ValueError("--size or --shards is missing: how many samples, or which shards?")
-        epoch_plan = EpochPlan.make(size, world_size, batch_size, tail, shuffle, epoch, seed, cursor)
-        if as_json:
-            sys.stdout.write(json.dumps(epoch_plan.as_json()) + "\n")
-            return
-    except (ValueError, OSError) as error:
-        typer.echo(f"headrace plan: {error}", err=True)
-        raise typer.Exit(2) from None
-    show(epoch_plan, Console(highlight=False))
+    from headrace.cli.plan import EpochPlan, OrderOfShards, show
+
+    whole_number("--world-size", world_size, low=1, high=MOST_RANKS, fix="Count the ranks, one for each device.")
+    if shards is not None:
+        order = OrderOfShards.make(shards, streams, window, label, seed, world_size, batch_size)
+        return _finished(as_json, order.show)
+    if size is None:
+        raise ValueError("--size or --shards is missing: how many samples, or which shards?")
+    epoch_plan = EpochPlan.make(size, world_size, batch_size, tail, shuffle, epoch, seed, cursor)
+    if as_json:
+        tell_json(epoch_plan.as_json())
+    else:
+        show(epoch_plan, Screen())
+    return 0
 
 
-@app.command()
+@app.command(epilog=_example("index 'train-{000..127}.tar' --column cls"))
 def index(
     shards: Annotated[list[str], typer.Argument(help="Tar shards: paths, with braces ('{000..127}') or wildcards.")],
     manifest: Annotated[
@@ -103,30 +116,27 @@ def index(
         typer.Option(help="Also keep the number that each sample has in a field: cls, or json:label. May be repeated."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each CPU.")] = None,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """Make the indexes by which TarDataset reads tar shards. Existing indexes are replaced."""
-    try:
-        options = IndexOptions.parse(shards, manifest, checksums, column or [], jobs)
-    except (ValueError, OSError) as error:
-        typer.echo(f"headrace index: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(run_index(options, Console(highlight=False)))
+    from headrace.cli.index import Options, run_index
+
+    options = Options.parse(shards, manifest, checksums, column or [], jobs)
+    return _finished(as_json, lambda screen: run_index(options, screen))
 
 
-@app.command()
+@app.command(epilog=_example("inspect train-000000.tar --html page.html"))
 def inspect(
     shard: Annotated[str, typer.Argument(help="A plain tar shard.")],
     page: Annotated[str | None, typer.Option("--html", help="Also write a page that shows the first samples.")] = None,
     samples: Annotated[int, typer.Option(help="How many samples the page shows.")] = 100,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """Show a shard's fields, their counts and sizes, and its problems. Nothing is written beside the shard."""
-    try:
-        whole_number("--samples", samples, low=1)
-        code = run_inspect(shard, page, samples, Console(highlight=False))
-    except (ValueError, OSError, MissingExtra) as error:
-        typer.echo(f"headrace inspect: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(code)
+    from headrace.cli.inspect import run_inspect
+
+    whole_number("--samples", samples, low=1)
+    return _finished(as_json, lambda screen: run_inspect(shard, page, samples, screen))
 
 
 class _SeedMayBeLeftOut(TyperCommand):
@@ -141,7 +151,7 @@ class _SeedMayBeLeftOut(TyperCommand):
         return super().parse_args(ctx, given)
 
 
-@app.command(cls=_SeedMayBeLeftOut)
+@app.command(cls=_SeedMayBeLeftOut, epilog=_example("pack pictures/ train-%06d.tar --shuffle"))
 def pack(
     source: Annotated[
         str,
@@ -164,41 +174,42 @@ def pack(
     ] = None,
     checksums: Annotated[bool, typer.Option("--checksums", help="Also keep a checksum of each field's data.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each CPU.")] = None,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """Write tar shards with their indexes, always the same bytes: all of them or none. No file is replaced."""
-    try:
-        code = run_pack(
-            PackOptions.parse(source, fields, pattern, maxcount, shuffle, checksums, jobs), Console(highlight=False)
-        )
-    except (ValueError, OSError) as error:
-        typer.echo(f"headrace pack: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(code)
+    from headrace.cli.pack import Options, run_pack
+
+    options = Options.parse(source, fields, pattern, maxcount, shuffle, checksums, jobs)
+    return _finished(as_json, lambda screen: run_pack(options, screen))
 
 
-@app.command()
+@app.command(epilog=_example("doctor --json"))
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON list.")] = False,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """Show versions, what workers can use, limits of this machine, and advice."""
+    from headrace.cli.doctor import findings, run_doctor
+
     if as_json:
-        sys.stdout.write(json.dumps([one._asdict() for one in findings()]) + "\n")
+        tell_json([one._asdict() for one in findings()])
     else:
-        run_doctor(Console(highlight=False))
+        run_doctor(Screen())
+    return 0
 
 
-@app.command()
-def demo() -> None:
+@app.command(epilog=_example("demo"))
+def demo(
+    as_json: AsJson = False,
+) -> int:
     """Train on real digits with two ranks, and check what headrace claims."""
-    raise typer.Exit(run_demo(Console(highlight=False)))
+    from headrace.cli.demo.demo import run_demo
+
+    return _finished(as_json, run_demo)
 
 
-@app.command()
+@app.command(epilog=_example("verify train.py:make_loader --workers 1,2 --worlds 1,2"))
 def verify(
-    factory: Annotated[
-        str,
-        typer.Argument(help="The function that makes the loader, without arguments: pkg.module:name or file.py:name."),
-    ],
+    factory: Factory,
     executors: Annotated[
         str,
         typer.Option(
@@ -212,22 +223,18 @@ def verify(
     samples: Annotated[int, typer.Option(help="The most samples to read of an epoch.")] = 512,
     full: Annotated[bool, typer.Option("--full", help="Try all combinations, not only each value once.")] = False,
     kills: Annotated[bool, typer.Option(help="Kill workers, too.")] = True,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """Read a loader's samples in many ways, and say whether they are the same bits; if not, why."""
-    try:
-        options = Options.parse(executors, workers, worlds, epochs, samples, full, kills)
-    except ValueError as error:
-        typer.echo(f"headrace verify: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(run_verify(factory, options, Console(highlight=False)))
+    from headrace.cli.verify.verify import Options, run_verify
+
+    options = Options.parse(executors, workers, worlds, epochs, samples, full, kills)
+    return _finished(as_json, lambda screen: run_verify(factory, options, screen))
 
 
-@app.command()
+@app.command(epilog=_example("tune train.py:make_loader --step-ms 120"))
 def tune(
-    factory: Annotated[
-        str,
-        typer.Argument(help="The function that makes the loader, without arguments: pkg.module:name or file.py:name."),
-    ],
+    factory: Factory,
     step_ms: Annotated[
         float, typer.Option(help="The milliseconds of a training step: settings that keep it fed are equal.")
     ] = 0.0,
@@ -244,16 +251,10 @@ def tune(
     prefetch: Annotated[str, typer.Option(help="Values of prefetch_factor, separated by commas.")] = "2,4,8",
     fetch_threads: Annotated[str, typer.Option(help="Values of fetch_threads, separated by commas.")] = "1,4,16",
     plot: Annotated[str | None, typer.Option(help="Also draw the result, into this file (.png, .svg, .pdf).")] = None,
-    as_json: Annotated[
-        str | None, typer.Option("--json", help="Also write the result as JSON, into this file.")
-    ] = None,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """Find the settings that feed a trainer best, the fewest workers of those that do, and what limits them."""
-    try:
-        options = TuneOptions.parse(
-            step_ms, step_on_cpu, seconds, executors, workers, prefetch, fetch_threads, plot, as_json
-        )
-    except (ValueError, OSError, MissingExtra) as error:
-        typer.echo(f"headrace tune: {error}", err=True)
-        raise typer.Exit(2) from None
-    raise typer.Exit(run_tune(factory, options, usable_cpus(), Console(highlight=False)))
+    from headrace.cli.tune.tune import Options, run_tune
+
+    options = Options.parse(step_ms, step_on_cpu, seconds, executors, workers, prefetch, fetch_threads, plot)
+    return _finished(as_json, lambda screen: run_tune(factory, options, screen))

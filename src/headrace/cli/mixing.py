@@ -1,7 +1,7 @@
 """`headrace plan --shards`: which shards each rank reads, and how well the order mixes the samples of shards."""
 
+import math
 from dataclasses import dataclass
-from math import lgamma
 from typing import Any
 
 import numpy as np
@@ -66,14 +66,15 @@ def order_of_shards(
 
 def locality(order: Blocks, seed: int, world_size: int) -> Locality:
     """Count the shards that each rank reads."""
-    by_rank = []
-    for rank in range(world_size):
-        # Where the world's size does not divide the streams, a rank meets every stream that is congruent to it.
-        step = np.gcd(world_size, order.streams)
-        mine = [order.blocks_of(seed, stream) for stream in range(rank % step, order.streams, step)]
-        by_rank.append(np.unique(np.concatenate(mine)))
-    readers = np.bincount(np.concatenate(by_rank))
-    return Locality(np.array([len(one) for one in by_rank]), int((readers > 1).sum()))
+    # Where the world's size does not divide the streams, a rank meets every stream that is congruent to it. Ranks that
+    # are congruent to each other meet the same ones.
+    step = math.gcd(world_size, order.streams)
+    met = []
+    for rank in range(step):
+        mine = [order.blocks_of(seed, stream) for stream in range(rank, order.streams, step)]
+        met.append(np.unique(np.concatenate(mine)))
+    readers = np.bincount(np.concatenate(met)) * (world_size // step)
+    return Locality(np.tile([len(one) for one in met], world_size // step), int((readers > 1).sum()))
 
 
 def mixture(order: Blocks, labels: NDArray[Any], seed: int, world_size: int, batch_size: int) -> Mixture:
@@ -108,7 +109,7 @@ def _expected(counts: NDArray[np.int64], batch_size: int) -> float:
 
     def ways(among: int) -> float:
         """The logarithm of the number of batches from so many samples."""
-        return lgamma(among + 1) - lgamma(batch_size + 1) - lgamma(among - batch_size + 1)
+        return math.lgamma(among + 1) - math.lgamma(batch_size + 1) - math.lgamma(among - batch_size + 1)
 
     missing = [np.exp(ways(total - n) - ways(total)) if total - n >= batch_size else 0.0 for n in counts.tolist()]
     return float(len(counts) - np.sum(missing))

@@ -1,4 +1,4 @@
-"""Doing the same for many shards, in several processes, with a progress bar."""
+"""Doing the same for many shards, in several processes, with a line of progress."""
 
 import os
 import signal
@@ -6,25 +6,33 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch._utils import cpu_count
 
-from headrace.errors import whole_number
+from headrace.cli.terminal.screen import working
+from headrace.errors import WorkerDied, whole_number
 
 Result = TypeVar("Result")
+
+MOST_JOBS = 512
+"""The most processes that an option may ask for."""
 
 
 def number_of_jobs(jobs: int | None) -> int:
     """Return the number of processes: the option `--jobs`, or one for each CPU.
 
     Raises:
-        ValueError: It is < 1.
+        ValueError: It is < 1, or > `MOST_JOBS`.
     """
-    return cpu_count() or 1 if jobs is None else whole_number("--jobs", jobs, low=1)
+    return (
+        cpu_count() or 1
+        if jobs is None
+        else whole_number("--jobs", jobs, low=1, high=MOST_JOBS, fix="Leave it out for one for each CPU.")
+    )
 
 
 def in_processes(
@@ -42,19 +50,29 @@ def in_processes(
         first: The first arguments of its calls.
         others: Its further arguments.
         jobs: How many processes.
-        what: What the progress bar is called.
-        console: Where the bar is shown.
+        what: What is done, for the line of progress.
+        console: Where the line is shown.
+
+    Raises:
+        WorkerDied: A process ended before it had returned.
     """
     # This process has no threads yet, so it may fork. A new interpreter would import torch first.
     context = get_context("fork" if sys.platform == "linux" else "spawn")
-    bar = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with (
         ProcessPoolExecutor(
             min(jobs, len(first)), context, initializer=_Called.begin, initargs=(function,)
         ) as processes,
-        Progress(*bar, console=console, transient=True) as progress,
+        working(console, at_once=False) as show,
     ):
-        yield from progress.track(processes.map(_Called.call, first, *others), total=len(first))
+        try:
+            for done, result in enumerate(processes.map(_Called.call, first, *others)):
+                show(f"{what}: {done + 1:,} of {len(first):,}")
+                yield result
+        except BrokenProcessPool:
+            raise WorkerDied(
+                f"a process ended while it was {what}: by the system for lack of memory (then --jobs 1 helps), or by "
+                "code that it called."
+            ) from None
 
 
 class _Called:

@@ -8,12 +8,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.mixing import order_of_shards, show_shards
 from headrace.errors import bad_value, whole_number
-from headrace.plan import Plan, Sequential, Shuffled
+from headrace.plan import Blocks, Plan, Sequential, Shuffled
+from headrace.plan.blocks import WINDOW
 from headrace.types import Indices, Positions, Tail, World
 
 MAX_SAMPLES, MAX_BATCHES = 2_000_000, 200_000
 """The most samples and batches, over all ranks, of an epoch that is evaluated in full and counted."""
+
+MOST_SIZE, MOST_BATCH, MOST_STREAMS, MOST_64 = 10**15, 100_000, 10_000, 2**63 - 1
+"""The largest values of options: what is beyond them would not end, or is no number of 64 bits."""
+
+_A_RANK = "Count the samples of one rank and step."
 
 _STEPS_SHOWN = 8, 4  # the first and the last steps of a long epoch
 _RANKS_SHOWN = 4, 2  # likewise of a large world
@@ -83,9 +90,9 @@ class EpochPlan:
             ValueError: An option lies outside its range.
         """
         # Checked here: options that the plan names differently, or does not check.
-        whole_number("--size", size, low=1, fix="Count the dataset's samples.")
-        whole_number("--world-size", world_size, low=1, fix="Count the ranks.")
-        whole_number("--epoch", epoch, fix="Epochs count from 0.")
+        whole_number("--size", size, low=1, high=MOST_SIZE, fix="Count the dataset's samples.")
+        whole_number("--batch-size", batch_size, low=1, high=MOST_BATCH, fix=_A_RANK)
+        whole_number("--epoch", epoch, high=MOST_64, fix="Epochs count from 0.")
         order = Shuffled() if shuffle else Sequential()
         plan = Plan(order, size, batch_size, World(0, world_size), cast(Tail, tail), seed)
         plan.share(epoch, cursor)  # checks the cursor
@@ -188,6 +195,54 @@ class EpochPlan:
         }
 
 
+@dataclass(frozen=True)
+class OrderOfShards:
+    """The order in which ranks read shards, and how it is looked at.
+
+    Attributes:
+        order: The order.
+        labels: Each sample's label; None if there are none.
+        seed: The seed of the order.
+        world_size: Ranks.
+        batch_size: Samples per rank and step.
+    """
+
+    order: Blocks
+    labels: np.ndarray[Any, np.dtype[Any]] | None
+    seed: int
+    world_size: int
+    batch_size: int
+
+    @classmethod
+    def make(
+        cls,
+        shards: str,
+        streams: int | None,
+        window: int | None,
+        label: str | None,
+        seed: int,
+        world_size: int,
+        batch_size: int,
+    ) -> "OrderOfShards":
+        """Make it from the command's options.
+
+        Raises:
+            OSError: A shard cannot be read.
+            ValueError: An option lies outside its range.
+        """
+        whole_number("--batch-size", batch_size, low=1, high=MOST_BATCH, fix=_A_RANK)
+        whole_number("--seed", seed, high=MOST_64)
+        if streams is not None:
+            whole_number("--streams", streams, low=1, high=MOST_STREAMS, fix="A multiple of the largest world will do.")
+        order, labels = order_of_shards(shards, streams, WINDOW if window is None else window, label)
+        return cls(order, labels, seed, world_size, batch_size)
+
+    def show(self, console: Console) -> int:
+        """Print it, and return the exit code."""
+        show_shards(self.order, self.labels, self.seed, self.world_size, self.batch_size, console)
+        return 0
+
+
 def show(epoch_plan: EpochPlan, console: Console) -> None:
     """Print the epoch as a table of steps by ranks, and what it covers."""
     coverage = epoch_plan.coverage(epoch_plan.every_step()) if epoch_plan.short else None
@@ -200,7 +255,7 @@ def show(epoch_plan: EpochPlan, console: Console) -> None:
         limits = f"{MAX_SAMPLES:,} samples or {MAX_BATCHES:,} batches"
         console.print(f"coverage: not counted, as there are more than {limits}", soft_wrap=True)
         return
-    more = [f"sample {sample}, {times} times" for sample, times in coverage.more.items()]
+    more = [f"sample {sample} ({times} times in all)" for sample, times in coverage.more.items()]
     never = [f"sample {sample}" for sample in coverage.never]
     console.print(f"read once:  {_count(coverage.once, 'sample')}")
     console.print(f"read again: {_listed(more)}", soft_wrap=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from headrace.cli.demo import demo, launch
+from headrace.cli.terminal.screen import Screen
 
 LIMIT_S = 500
 
@@ -42,7 +42,7 @@ def told(
 ) -> None:
     """Put facts in the place of running ranks."""
 
-    def run_ranks(size: int, *tasks: str, killed: bool = False) -> list[dict[str, Any]]:
+    def run_ranks(size: int, *tasks: str, seen: object, killed: bool = False) -> list[dict[str, Any]]:
         names = tuple(task.partition(":")[0] for task in tasks)
         if names == ("shards",):
             return [shards]
@@ -55,9 +55,10 @@ def told(
 
 
 def run_demo() -> tuple[int, str]:
-    console = Console(width=100)
-    with console.capture() as captured:
-        code = demo.run_demo(console)
+    screen = Screen()
+    screen.width = 100
+    with screen.capture() as captured:
+        code = demo.run_demo(screen)
     return code, captured.get()
 
 
@@ -119,7 +120,7 @@ def test_other_batches_from_shards_fail(change: dict[str, Any], monkeypatch: pyt
 
 
 def test_failing_ranks_fail_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run_ranks(size: int, *arguments: str, killed: bool = False) -> list[dict[str, Any]]:
+    def run_ranks(size: int, *arguments: str, seen: object, killed: bool = False) -> list[dict[str, Any]]:
         raise launch.JobFailed("rank 1: what went wrong")
 
     monkeypatch.setattr(demo, "run_ranks", run_ranks)
@@ -173,6 +174,7 @@ def test_the_real_demo(tmp_path: Path) -> None:
     assert not done.stderr
     assert "All 10 claims held." in text
     assert ": NO" not in text
+    assert text.count(" s  done: ") >= 4  # each wait is seen to go on
     counts = re.findall(r"(\d+) +(\d) +(\d+) +([\d.]+)%", text)
     assert [(images, twice) for images, twice, *_ in counts] == [("359", "0"), ("360", "1"), ("359", "0")]
     assert counts[0] == counts[2] != counts[1]

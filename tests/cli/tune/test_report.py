@@ -87,7 +87,7 @@ def test_settings_that_failed_are_rows_too() -> None:
 
 def test_bars_are_as_long_as_the_rates() -> None:
     found = report(GIL)
-    bars = {str(line).rpartition("  ")[0].strip(): str(line).count("█") for line in found.bars()}
+    bars = {str(line).rpartition("  ")[0].strip(): str(line).count("█") for line in found.bars(100)}
     choice, yours = bars[str(found.result.choice)], bars["process x 1, prefetch_factor=2"]
     assert choice == max(bars.values())
     assert choice == pytest.approx(2 * yours, rel=0.4)

@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from headrace import DataLoader
 from headrace.cli.app import app
+from headrace.cli.terminal import screen
 from headrace.tuning.diagnosis import Limit
 from waiting import wait_for_reapers
 
@@ -28,22 +30,26 @@ def _imports_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("tune_factories", None)
 
 
-def tune(factory: str, *options: str, code: int = 0) -> str:
-    """Run the command and return what it said."""
+def tune(factory: str, *options: str, code: int = 0, json_too: dict[str, Any] | None = None) -> str:
+    """Run the command and return what it said; `json_too` gets what it printed as JSON."""
     target = factory if ":" in factory else f"{FILE}:{factory}"
     result = CliRunner().invoke(app, ["tune", target, *options], env={"COLUMNS": "100"})
     assert result.exit_code == code, result.output
-    return result.output
+    if json_too is None:
+        return result.output
+    json_too.update(json.loads(result.stdout))
+    return result.stderr
 
 
 @pytest.mark.slow
 def test_a_real_search(tmp_path: Path) -> None:
-    told, picture = tmp_path / "tuned.json", tmp_path / "tuned.png"
+    picture = tmp_path / "tuned.png"
+    found: dict[str, Any] = {}
     text = tune(
         *("stored", "--seconds", "5", "--workers", "1,2", "--prefetch", "2", "--fetch-threads", "1,4"),
-        *("--json", str(told), "--plot", str(picture)),
+        *("--json", "--plot", str(picture)),
+        json_too=found,
     )
-    found = json.loads(told.read_text())
     tried = [one["setting"] for one in found["tried"]]
     assert found["best"] in tried
     assert found["yours"] == {"executor": "process", "workers": 1, "prefetch_factor": 2, "fetch_threads": 1}
@@ -72,20 +78,30 @@ def test_a_real_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_beside_a_step() -> None:
+def test_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "_PAUSE_S", 0.0)
     text = tune("two_batches", "--seconds", "5", "--step-ms", "30", "--executors", "inline,thread", "--workers", "1")
     assert "steps/s" in text
     assert "waits" in text
     assert "inline" in text
     assert "An epoch has only 2 batches" in text
+    assert text.startswith("making the loader: ")
+    assert (
+        text.index("reading with the loader's own settings") < text.index("s  visit 1: ") < text.index("s  visit 2: ")
+    )
     assert "process" not in text.split("DataLoader(")[0]
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--step-ms", "-1"), "--step-ms=-1.0 is not allowed: expected milliseconds >= 0"),
+        (("--step-ms", "-1"), "--step-ms=-1.0 is not allowed: expected milliseconds >= 0 and <= 600,000"),
         (("--step-ms", "nan"), "--step-ms=nan is not allowed"),
+        (("--step-ms", "1e9"), "--step-ms=1000000000.0 is not allowed"),
+        (("--seconds", "1e9"), "--seconds=1000000000.0 is not allowed: expected seconds >= 5 and <= 86,400"),
+        (("--workers", "1,99999"), "--workers='1,99999' is not allowed: expected whole numbers >= 1 and <= 512, sep"),
+        (("--prefetch", "4,99999"), "--prefetch='4,99999' is not allowed"),
+        (("--fetch-threads", "²"), "--fetch-threads='²' is not allowed"),
         (("--step-on-cpu",), "--step-on-cpu=True is not allowed: expected a step with it"),
         (("--seconds", "1"), "--seconds=1.0 is not allowed: expected seconds >= 5"),
         (
@@ -95,9 +111,8 @@ def test_beside_a_step() -> None:
         (("--workers", "0,1"), "--workers='0,1' is not allowed: expected whole numbers >= 1"),
         (("--prefetch", "two"), "--prefetch='two' is not allowed"),
         (("--fetch-threads", "-4"), "--fetch-threads='-4' is not allowed"),
-        (("--json", "nowhere/at/all.json"), "there is no folder for nowhere/at/all.json"),
         (("--plot", "nowhere/at/all.png"), "there is no folder for nowhere/at/all.png"),
-        (("--json", "/"), "/ is a folder, not a file"),
+        (("--plot", "/"), "/ is a folder, not a file"),
         (("--plot", "all.bars"), "--plot='all.bars' is not allowed: expected a name that ends in one of "),
     ],
 )
@@ -130,5 +145,5 @@ def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_tuned_says_why(factory: str, text: str) -> None:
     target = factory if factory != "headrace" else "headrace:"
     said = tune(target, "--seconds", "5", code=2)
-    assert said.startswith("headrace tune: ")
-    assert text in said
+    (error,) = [line for line in said.splitlines() if line.startswith("headrace tune: ")]
+    assert text in error

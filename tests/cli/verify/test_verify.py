@@ -291,6 +291,15 @@ def test_what_cannot_be_verified_says_why(factory: str) -> None:
         (["--worlds", "two"], "--worlds='two' is not allowed"),
         (["--epochs", "0"], "--epochs=0 is not allowed"),
         (["--samples", "0"], "--samples=0 is not allowed"),
+        (["--workers", "1" + "0" * 20], "expected whole numbers >= 1 and <= 128, separated by commas"),
+        (["--workers", "9" * 5000], "is not allowed"),
+        (["--worlds", "1,99999999"], "expected whole numbers >= 1 and <= 1,024, separated by commas"),
+        (
+            ["--workers", "64", "--worlds", "512", "--full"],
+            "--workers=64 is not allowed: expected at most 1,024 workers",
+        ),
+        (["--epochs", "99999999"], "--epochs=99999999 is not allowed: expected an integer in [1, 1000]"),
+        (["--samples", "1" + "0" * 23], "is not allowed: expected an integer in [1, 1000000]"),
     ],
 )
 def test_wrong_options_say_what_is_allowed(options: list[str], text: str) -> None:
@@ -343,6 +352,20 @@ def test_the_cover_spawns_each_worker_where_they_are_few() -> None:
     assert {cell.workers for cell in spawned} == {cell.world for cell in spawned} == {1, 2}
     assert any(cell.kill for cell in spawned)
     assert {cell.kind for cell in cells} == {"spawn", "forkserver"}
+
+
+def test_a_short_terminal_shows_where_it_is() -> None:
+    """As many rows as there are, and a line with the running cell below them."""
+    options = ["--executors", "inline,thread", "--workers", "1", "--worlds", "1", "--full"]
+    environment = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80", "LINES": "6"}
+    result = CliRunner().invoke(app, ["verify", f"{FILE}:good", *options], env=environment)
+    said = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", result.output).replace("\r", "\n")
+    cells = len(re.findall(r"^(?:inline|thread) .* (?:ok|reference)$", said, re.MULTILINE))
+    assert cells == 11
+    for number in range(1, cells + 1):
+        assert f"{number} of {cells}: " in said
+    assert "5 of 11: inline, world of 1, resumed at step last-1" in said
+    assert re.fullmatch(r"PASSED \(\d+ s\)", said.splitlines()[-1])
 
 
 def test_a_row_is_printed_when_its_cell_is_done(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ RANK = """
     from headrace import DataLoader
     from executors.contract_datasets import Squares
 
-    multiprocessing.set_forkserver_preload(["headrace"])
+    multiprocessing.set_forkserver_preload(["headrace.public"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     if __name__ == "__main__":

@@ -1,18 +1,17 @@
 """`headrace demo`: ranks train on real digits, a Ray worker is killed, and claims about what was read are checked."""
 
 import importlib.util
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.demo.launch import MARK, JobFailed, run_ranks
 from headrace.cli.demo.packed import KILL_STEP
+from headrace.cli.terminal.screen import Screen, complain, working
 from headrace.errors import MissingExtra
 
 RANKS = 2
@@ -22,7 +21,7 @@ ACCURACY = 0.95
 Fact = dict[str, Any]
 
 
-def run_demo(console: Console) -> int:
+def run_demo(screen: Screen) -> int:
     """Run the demonstration and return its exit code: 0 if every claim held.
 
     Raises:
@@ -32,32 +31,34 @@ def run_demo(console: Console) -> int:
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(f"the demo {what}, which is not installed", "demo")
     started = time.monotonic()
-    claims = Claims(console)
+    claims = Claims(screen)
     try:
-        console.print(f"Starting {RANKS} ranks on this machine, with DistributedDataParallel over gloo")
+        screen.print(f"Starting {RANKS} ranks on this machine, with DistributedDataParallel over gloo")
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             shards = f"shards:{folder}"  # the first time it is killed in the middle
-            facts = run_ranks(RANKS, "train", "digest", f"pack:{folder}", f"memory:{folder}", shards, killed=True)
-            resumed = run_ranks(RANKS, shards)
+            tasks = "train", "digest", f"pack:{folder}", f"memory:{folder}", shards
+            facts = _run_ranks(screen, RANKS, *tasks, killed=True)
+            resumed = _run_ranks(screen, RANKS, shards)
         (data,) = _named(facts, "data")
         show_training(claims, data, _named(facts, "epoch"))
         show_test(claims, data, *_named(facts, "test"))
         show_balanced(claims, *_named(facts, "balanced"))
         show_shards(claims, *_named(facts, "packed"), *_named(facts, "memory"), *_named(resumed, "shards"))
-        console.print(f"\nStarting {MORE_RANKS} ranks")
-        more = run_ranks(MORE_RANKS, "digest")
-        console.print("Starting one rank, and Ray on this machine with two workers, which takes ten seconds or more")
-        alone = run_ranks(1, "digest", "ray")
+        screen.print(f"\nStarting {MORE_RANKS} ranks")
+        more = _run_ranks(screen, MORE_RANKS, "digest")
+        screen.print("Starting one rank, and Ray on this machine with two workers, which takes ten seconds or more")
+        alone = _run_ranks(screen, 1, "digest", "ray")
         show_digests(claims, [_named(run, "digest")[0] for run in (alone, facts, more)])
         show_ray(claims, *_named(alone, "ray"))
     except JobFailed as error:
-        print(f"headrace demo: the ranks failed.\n{error}", file=sys.stderr)
+        complain(f"headrace demo: the ranks failed.\n{error}")
         return 1
-    console.print()
+    screen.facts = {"claims": claims.made}
+    screen.print()
     if claims.broken:
-        console.print(f"FAILED: {'; '.join(claims.broken)}", style="bold red", soft_wrap=True)
+        screen.print(f"FAILED: {'; '.join(claims.broken)}", style="bold red", soft_wrap=True)
         return 1
-    console.print(f"All {claims.count} claims held. ({time.monotonic() - started:.0f} s)", style="bold green")
+    screen.print(f"All {claims.count} claims held. ({time.monotonic() - started:.0f} s)", style="bold green")
     return 0
 
 
@@ -65,24 +66,26 @@ class Claims:
     """Prints claims with yes or NO, and remembers those that did not hold.
 
     Args:
-        console: Where to print.
+        screen: Where to print.
     """
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
         self.count = 0
         self.broken: list[str] = []
+        self.made: list[dict[str, Any]] = []
 
     def check(self, claim: str, holds: bool) -> None:
         """Print one claim and whether it holds."""
         self.count += 1
+        self.made.append({"claim": claim, "holds": holds})
         if not holds:
             self.broken.append(claim)
-        self.console.print(Text(f"  {claim}: ").append(*_YES if holds else _NO), soft_wrap=True)
+        self.screen.print(Text(f"  {claim}: ").append(*_YES if holds else _NO), soft_wrap=True)
 
     def heading(self, text: str) -> None:
         """Print a section's heading."""
-        self.console.print(f"\n{text}", style="bold", soft_wrap=True)
+        self.screen.print(f"\n{text}", style="bold", soft_wrap=True)
 
 
 _YES = ("yes", "green")
@@ -104,7 +107,7 @@ def show_training(claims: Claims, data: Fact, epochs: Sequence[Fact]) -> None:
             str(one["repeated"]),
             str(one["missing"]),
         )
-    claims.console.print(table)
+    claims.screen.print(table)
     claims.check("the ranks' shares are disjoint in every epoch", not any(one["repeated"] for one in epochs))
     claims.check("together they are complete in every epoch", not any(one["missing"] for one in epochs))
     claims.check("each epoch is shuffled anew", len({one["order"] for one in epochs}) == len(epochs))
@@ -120,7 +123,7 @@ def show_test(claims: Claims, data: Fact, alone: Fact, theirs: Fact, ours: Fact)
     for way, one in ways.items():
         counts = map(str, (one["counted"], _twice(one), one["correct"]))
         table.add_row(way, *counts, f"{_accuracy(one):.2%}")
-    claims.console.print(table)
+    claims.screen.print(table)
     claims.check(f"at least {ACCURACY:.0%} of the answers are right", _accuracy(ours) >= ACCURACY)
     claims.check(
         f"each of the {data['test']} images was counted exactly once",
@@ -150,7 +153,7 @@ def show_balanced(claims: Claims, balanced: Fact) -> None:
     table.add_row("in the data", *map(str, balanced["data"]))
     for rank, counts in enumerate(balanced["first"]):
         table.add_row(f"rank {rank}, batch 0", *map(str, counts))
-    claims.console.print(table)
+    claims.screen.print(table)
     claims.check(
         f"all digits equally often in each of the {balanced['batches']} full batches, on each rank",
         balanced["spread"] == 0,
@@ -166,7 +169,7 @@ def show_shards(claims: Claims, packed: Fact, memory: Fact, shards: Fact) -> Non
     table = Table("trained from", "steps", "sha256 of each rank's batches", "of the network", box=None)
     for name, one in {"memory": memory, "shards": shards}.items():
         table.add_row(name, str(one["steps"]), " ".join(rank[:12] for rank in one["digests"]), one["weights"][:12])
-    claims.console.print(table)
+    claims.screen.print(table)
     claims.check(
         "killed and resumed: every batch of each rank, and the trained network, are those from memory, bit for bit",
         shards["begun"] > 0 and all(shards[name] == memory[name] for name in ("steps", "digests", "weights")),
@@ -182,7 +185,7 @@ def show_digests(claims: Claims, runs: Sequence[Fact]) -> None:
     worlds = (1, RANKS, MORE_RANKS)
     for size, run in zip(worlds, runs, strict=True):
         table.add_row(str(size), str(run["batch_size"]), str(run["steps"]), str(run["samples"]), run["digest"][:24])
-    claims.console.print(table)
+    claims.screen.print(table)
     names = ", ".join(map(str, worlds[:-1])) + f" and {worlds[-1]}"
     claims.check(f"{names} ranks give equal digests", len({run["digest"] for run in runs}) == 1)
 
@@ -197,11 +200,22 @@ def show_ray(claims: Claims, fact: Fact) -> None:
         column.justify = "right"
     table.add_row("here", str(fact["steps"]), "", fact["here"][:24])
     table.add_row("on Ray", str(fact["steps"]), str(fact["died"]), fact["there"][:24])
-    claims.console.print(table)
+    claims.screen.print(table)
     claims.check(
         "a Ray worker was killed in the middle, and not one bit is another",
         fact["died"] >= 1 and fact["here"] == fact["there"],
     )
+
+
+def _run_ranks(screen: Screen, size: int, *tasks: str, killed: bool = False) -> list[Fact]:
+    """Run ranks, and show what they have done."""
+    started = time.monotonic()
+    with working(screen) as show:
+
+        def seen(name: str) -> None:
+            show(f"{time.monotonic() - started:3.0f} s  done: {name}")
+
+        return run_ranks(size, *tasks, seen=seen, killed=killed)
 
 
 def _named(facts: Sequence[Fact], name: str) -> list[Fact]:

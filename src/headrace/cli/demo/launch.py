@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -21,12 +23,15 @@ class JobFailed(Exception):
     """The ranks ended with an error; the text is their output."""
 
 
-def run_ranks(size: int, *tasks: str, killed: bool = False) -> list[dict[str, Any]]:
+def run_ranks(
+    size: int, *tasks: str, seen: Callable[[str], None] = lambda name: None, killed: bool = False
+) -> list[dict[str, Any]]:
     """Run tasks of the job on `size` ranks and return the facts that rank 0 printed, in order.
 
     Args:
         size: The number of ranks.
         tasks: What each rank does, one after the other.
+        seen: Called, in another thread, with the name of each fact when it is printed.
         killed: Whether a task kills a rank.
 
     Raises:
@@ -34,11 +39,22 @@ def run_ranks(size: int, *tasks: str, killed: bool = False) -> list[dict[str, An
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     # The launcher leaves a folder of logs behind: it is made in a temporary folder, which is deleted.
-    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+    facts: list[dict[str, Any]] = []
+    out: list[str] = []
+
+    def listen() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            out.append(line)
+            if line.startswith(f'{{"{MARK}"'):
+                facts.append(json.loads(line))
+                seen(facts[-1][MARK])
+
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [*command, f"--nproc-per-node={size}", "-m", JOB, *tasks],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             text=True,
             start_new_session=True,  # Ctrl-C reaches only this process, which then ends the launcher
             env={
@@ -48,17 +64,25 @@ def run_ranks(size: int, *tasks: str, killed: bool = False) -> list[dict[str, An
                 "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             },
         )
+        listener = threading.Thread(target=listen)
+        listener.start()
         try:
-            out, err = process.communicate(timeout=LIMIT_S)
+            process.wait(LIMIT_S)
         except BaseException as error:
             process.terminate()  # the launcher ends its ranks before itself
-            process.communicate()
+            process.wait()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise JobFailed(f"the ranks were not done after {LIMIT_S:.0f} s, and were ended") from None
             raise
+        finally:
+            listener.join()
+            assert process.stdout is not None
+            process.stdout.close()
+        errors.seek(0)
+        err = errors.read()
     if killed != ("SIGKILL" in err) or killed != bool(process.returncode):
-        raise JobFailed(out + err)
-    return [json.loads(line) for line in out.splitlines() if line.startswith(f'{{"{MARK}"')]
+        raise JobFailed("".join(out) + err)
+    return facts
 
 
 def collect_from_ranks(value: Any) -> list[Any]:

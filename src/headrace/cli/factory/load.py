@@ -8,9 +8,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.factory.worded import worded
+
+
+class FactoryFailed(ValueError):
+    """The user's function raised; the text says what."""
+
 
 def load_factory(target: str, makes: str) -> Callable[[], Any]:
-    """Import a function that the user names.
+    """Import a function that the user names. What it returns raises `FactoryFailed` for whatever that function raises.
 
     Args:
         target: "package.module:name" or "path/to/file.py:name"; the current folder is searched first.
@@ -41,9 +47,19 @@ def load_factory(target: str, makes: str) -> Callable[[], Any]:
         found = attrgetter(name)(importlib.import_module(module_name))
     except AttributeError as error:
         raise ValueError(f"{module_name} has no {name}: {error}") from error
-    except Exception as error:
-        raise ValueError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ValueError(f"{module_name} cannot be imported: {worded(error)}") from error
     if not callable(found):
         raise ValueError(f"{target} is a {type(found).__name__}: expected a function that returns {makes}.")
-    factory: Callable[[], Any] = found
+
+    def factory() -> Any:
+        try:
+            return found()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise FactoryFailed(f"the factory raised {worded(error)}") from error
+
     return factory

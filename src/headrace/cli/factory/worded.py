@@ -3,6 +3,8 @@
 from itertools import dropwhile
 from traceback import format_exception_only
 
+from headrace.errors import shown
+
 _TRACEBACK = "Traceback (most recent call last):\n"
 
 
@@ -12,6 +14,9 @@ def worded(error: BaseException) -> str:
     The text of an error that comes from a worker process holds that process's traceback, as torch's errors do. Its last
     lines are the type and the text; the notes are in it, and once more on the error itself.
     """
+    if isinstance(error, SystemExit):
+        what = f"SystemExit({shown(error.code)}), which would end the process"
+        return f'{what}. What a script does when it is started belongs under if __name__ == "__main__":'
     text = "".join(format_exception_only(error)).rstrip()
     lines = text.rpartition(_TRACEBACK)[2].splitlines()
     said = [line for line in dropwhile(lambda line: line.startswith(" "), lines) if line.strip()]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from headrace.cli.factory.load import FactoryFailed
 from headrace.cli.factory.remake import CannotRemake, remade
 from headrace.cli.factory.worded import worded
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
@@ -95,8 +96,8 @@ class Subject:
     def __init__(self, factory: Callable[[], Any]) -> None:
         try:
             loader = factory()
-        except Exception as error:
-            raise CannotTune(f"the factory raised {type(error).__name__}: {error}") from error
+        except FactoryFailed as error:
+            raise CannotTune(str(error)) from error
         _check(loader)
         self.loader = loader
         chosen = executor_of(loader.executor, loader.num_workers)
@@ -209,9 +210,9 @@ class Visitor:
             self._visits += 1
             with closing(_batches(loader, first=self._visits == 1)) as batches:
                 return self._visit(loader, batches, setting, limits)
-        except (CannotTune, TimeIsOver):
+        except (CannotTune, TimeIsOver, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise SettingFailed(worded(error)) from error
         finally:
             if loader is not None:

@@ -17,8 +17,11 @@ from headrace.tuning.race import TOLERANCE
 from headrace.tuning.search import Entry, Result
 from headrace.tuning.settings import INLINE, Setting
 
-_BAR = 40
-"""The width of the longest bar, in characters."""
+_BAR, _LEAST_BAR = 40, 10
+"""The width of the longest bar, in characters, and the least that it has on a narrow terminal."""
+
+_FIGURE = 10
+"""The characters of a line that are neither name nor bar."""
 
 _START_SHARE = 0.05
 """Workers should outlast an epoch if starting them takes more than this share of it."""
@@ -104,15 +107,20 @@ class Report:
         cells += [f"{entry.last.wait_s / entry.last.seconds:.0%}"] * waits
         return [*cells, f"{entry.last.start_s:.2f} s", self.verdict(entry)]
 
-    def bars(self) -> list[Text]:
-        """Return the settings as bars, up to the lower bound full, up to the upper bound light."""
+    def bars(self, columns: int) -> list[Text]:
+        """Return the settings as bars, up to the lower bound full, up to the upper bound light.
+
+        Args:
+            columns: The width that a line should not exceed.
+        """
         measured = self._measured()
         longest = max(1 / entry.bounds.low for entry in measured if entry.bounds)
         width = max(len(str(entry.setting)) for entry in measured)
+        bar_width = max(_LEAST_BAR, min(_BAR, columns - width - _FIGURE))
         lines = []
         for entry in measured:
             assert entry.bounds is not None
-            sure, possible = (round(_BAR / longest / value) for value in (entry.bounds.high, entry.bounds.low))
+            sure, possible = (round(bar_width / longest / value) for value in (entry.bounds.high, entry.bounds.low))
             bar = "█" * sure + "░" * (possible - sure)
             style = "bold green" if entry.setting == self.result.choice else ""
             lines.append(Text(f"{entry.setting!s:{width}}  {bar} {_figure(1 / entry.bounds.mean)}", style=style))

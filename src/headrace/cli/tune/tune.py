@@ -1,24 +1,20 @@
 """`headrace tune`: which executor, how many workers, how much ahead, how many samples at a time?"""
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from headrace.cli.factory.load import load_factory
+from headrace.cli.terminal.numbers import numbers_of
+from headrace.cli.terminal.screen import Screen, complain, working
 from headrace.cli.tune.measuring import CannotTune, Step, Subject, Visitor
 from headrace.cli.tune.report import Report, figure_class
 from headrace.cli.verify.cells import collect_warnings
 from headrace.errors import MissingExtra, bad_value
 from headrace.loader.options import EXECUTORS
-from headrace.system.limits import free_memory
+from headrace.system.limits import free_memory, usable_cpus
 from headrace.tuning.diagnosis import Machine
 from headrace.tuning.finals import RULE
 from headrace.tuning.race import Visit
@@ -28,8 +24,14 @@ from headrace.tuning.settings import Grid, Setting
 OK, UNUSABLE = 0, 2
 """Exit codes."""
 
-LEAST_SECONDS = 5.0
-"""The shortest search, in seconds."""
+LEAST_SECONDS, MOST_SECONDS = 5.0, 86_400
+"""The shortest search and the longest, in seconds."""
+
+MOST_STEP_MS = 600_000
+"""The longest training step, in milliseconds."""
+
+MOST_WORKERS, MOST_PREFETCH, MOST_THREADS = 512, 1024, 512
+"""The largest values of `num_workers`, `prefetch_factor` and `fetch_threads` that are tried."""
 
 _FEW_CPUS = 4
 """At least so many workers are tried, even with fewer CPUs: workers that wait for storage need none."""
@@ -52,7 +54,6 @@ class Options:
         prefetch: Values of `prefetch_factor` to try.
         fetch_threads: Values of `fetch_threads` to try.
         plot: Where a picture goes; None for none.
-        json: Where the result goes as JSON; None for nowhere.
     """
 
     step: Step
@@ -62,7 +63,6 @@ class Options:
     prefetch: tuple[int, ...] = PREFETCH
     fetch_threads: tuple[int, ...] = FETCH_THREADS
     plot: Path | None = None
-    json: Path | None = None
 
     @classmethod
     def parse(
@@ -75,7 +75,6 @@ class Options:
         prefetch: str,
         fetch_threads: str,
         plot: str | None,
-        as_json: str | None,
     ) -> "Options":
         """Make the options from what the user wrote.
 
@@ -84,23 +83,24 @@ class Options:
             MissingExtra: An executor or the plot needs a package that is not installed.
             OSError: A file cannot be written.
         """
-        if not 0 <= step_ms < float("inf"):
-            bad_value("--step-ms", step_ms, "milliseconds >= 0", "Leave it out to find the fastest loader.")
+        if not 0 <= step_ms <= MOST_STEP_MS:
+            allowed = f"milliseconds >= 0 and <= {MOST_STEP_MS:,}"
+            bad_value("--step-ms", step_ms, allowed, "Leave it out to find the fastest loader.")
         if step_on_cpu and not step_ms:
             bad_value("--step-on-cpu", step_on_cpu, "a step with it", "Pass --step-ms, too.")
-        if not LEAST_SECONDS <= seconds < float("inf"):
-            bad_value("--seconds", seconds, f"seconds >= {LEAST_SECONDS:g}", "A minute is enough for most loaders.")
+        if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+            allowed = f"seconds >= {LEAST_SECONDS:g} and <= {MOST_SECONDS:,}"
+            bad_value("--seconds", seconds, allowed, "A minute is enough for most loaders.")
         names = tuple(dict.fromkeys(name.strip() for name in executors.split(",")))
         for name in names:
             if name not in EXECUTORS:
                 bad_value("--executors", name, f"names of {tuple(EXECUTORS)}", "Separate them by commas.")
             EXECUTORS[name]().check_installed()
-        for file in (plot, as_json):
-            if file is not None and not Path(file).resolve().parent.is_dir():
-                raise FileNotFoundError(f"there is no folder for {file}")
-            if file is not None and Path(file).is_dir():
-                raise IsADirectoryError(f"{file} is a folder, not a file")
         if plot is not None:
+            if not Path(plot).resolve().parent.is_dir():
+                raise FileNotFoundError(f"there is no folder for {plot}")
+            if Path(plot).is_dir():
+                raise IsADirectoryError(f"{plot} is a folder, not a file")
             kinds = sorted(figure_class()().canvas.get_supported_filetypes())
             if Path(plot).suffix.removeprefix(".").lower() not in kinds:
                 bad_value("--plot", plot, f"a name that ends in one of {', '.join(kinds)}", "A usual one is .png.")
@@ -108,50 +108,49 @@ class Options:
             Step(step_ms / 1e3, step_on_cpu),
             seconds,
             names,
-            None if workers is None else _numbers("--workers", workers),
-            _numbers("--prefetch", prefetch),
-            _numbers("--fetch-threads", fetch_threads),
+            None if workers is None else numbers_of("--workers", workers, MOST_WORKERS),
+            numbers_of("--prefetch", prefetch, MOST_PREFETCH),
+            numbers_of("--fetch-threads", fetch_threads, MOST_THREADS),
             None if plot is None else Path(plot),
-            None if as_json is None else Path(as_json),
         )
 
 
-def run_tune(target: str, options: Options, cpus: float, console: Console) -> int:
+def run_tune(target: str, options: Options, screen: Screen) -> int:
     """Tune the target's loader, print the result, and return the exit code.
 
     Args:
         target: Names the factory.
         options: The command's options.
-        cpus: How many CPUs this process may use.
-        console: Where the result is printed.
+        screen: Where the result is printed.
     """
     with collect_warnings() as warned:
         try:
-            report = tuned(target, options, cpus, console)
+            report = tuned(target, options, usable_cpus(), screen)
         except (CannotTune, MissingExtra) as reason:
-            print(f"headrace tune: {reason}", file=sys.stderr)
+            complain(f"headrace tune: {reason}")
             return UNUSABLE
-    _show(report, options, console)
+    _show(report, options, screen)
     for text, count in warned.items():
-        console.print(f"warned{f' {count} times' * (count > 1)}: {text}", style="dim", markup=False, soft_wrap=True)
+        screen.print(f"warned{f' {count} times' * (count > 1)}: {text}", style="dim", soft_wrap=True)
     return OK
 
 
-def tuned(target: str, options: Options, cpus: float, console: Console) -> Report:
+def tuned(target: str, options: Options, cpus: float, screen: Screen) -> Report:
     """Search for the best settings of the target's loader.
 
     Raises:
         CannotTune: The text says why.
     """
     began_s = time.monotonic()
-    try:
-        factory = load_factory(target, "the loader")
-    except ValueError as error:
-        raise CannotTune(str(error)) from error
-    subject = Subject(factory)
-    grid = grid_of(subject, options, cpus)
-    room, visits = free_memory(), 0
-    with _progress(console) as show:
+    with working(screen) as show:
+        show(f"making the loader: {target}")
+        try:
+            factory = load_factory(target, "the loader")
+        except ValueError as error:
+            raise CannotTune(str(error)) from error
+        subject = Subject(factory)
+        grid = grid_of(subject, options, cpus)
+        room, visits = free_memory(), 0
 
         def seen(setting: Setting, visit: Visit) -> None:
             nonlocal visits
@@ -167,6 +166,7 @@ def tuned(target: str, options: Options, cpus: float, console: Console) -> Repor
             None if room is None else room // _MEMORY_SHARE,
             seen,
         )
+        show(f"reading with the loader's own settings: {subject.setting}")
         try:
             result = search.run(grid.nearest(subject.setting))
         except SettingFailed as error:
@@ -195,16 +195,16 @@ def grid_of(subject: Subject, options: Options, cpus: float) -> Grid:
     return Grid(options.executors, workers, tuple(sorted(prefetch)), tuple(sorted({*threads, own.fetch_threads})))
 
 
-def _show(report: Report, options: Options, console: Console) -> None:
+def _show(report: Report, options: Options, screen: Screen) -> None:
     result = report.result
 
     def say(text: str, style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True)
+        screen.print(Text(text, style=style), soft_wrap=True)
 
-    console.print(report.table())
-    console.print()
-    for line in report.bars():
-        console.print(line, soft_wrap=True)
+    screen.print(report.table())
+    screen.print()
+    for line in report.bars(screen.width):
+        screen.print(line, soft_wrap=True)
     for entry in result.entries:
         if entry.failed:
             say(f"{entry.setting} failed: {entry.failed}", "yellow")
@@ -225,25 +225,4 @@ def _show(report: Report, options: Options, console: Console) -> None:
     if options.plot is not None:
         report.plot(options.plot)
         say(f"the bars are drawn in {options.plot}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a line on a terminal, and nothing elsewhere."""
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
-    with live:  # without a thread of its own, which would not survive a fork
-        yield lambda text: live.update(Text(text, style="dim"), refresh=True)
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    numbers = set()
-    for part in text.split(","):
-        if not part.strip().isdigit() or int(part) < 1:
-            bad_value(name, text, "whole numbers >= 1, separated by commas", f"{name} 1,2 tries one and two.")
-        numbers.add(int(part))
-    return tuple(sorted(numbers))
+    screen.facts = report.as_json()

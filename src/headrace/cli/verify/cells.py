@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.utils.data
 
+from headrace.cli.factory.load import FactoryFailed
 from headrace.cli.factory.remake import CannotRemake, remade
 from headrace.cli.factory.worded import worded
 from headrace.cli.verify.digest import DigestingCollate, Fold, SampleDigest
@@ -176,8 +177,8 @@ class Subject:
         """
         try:
             loader = self.factory()
-        except Exception as error:
-            raise CannotVerify(f"the factory raised {worded(error)}") from error
+        except FactoryFailed as error:
+            raise CannotVerify(str(error)) from error
         check(loader)
         return loader
 
@@ -196,7 +197,9 @@ class Subject:
             raise
         except CellFailed as failure:
             outcome.error = str(failure)
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
             notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_UNPICKLABLE)]
             if cell.executor == "spawn" and notes:
                 outcome.skipped = notes[0].removeprefix("headrace: ")

@@ -1,21 +1,17 @@
 """`headrace verify`: are a loader's samples the same bits however they are read? If not, which differ, and why?"""
 
 import multiprocessing
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.factory.load import load_factory
+from headrace.cli.terminal.numbers import numbers_of
+from headrace.cli.terminal.screen import Screen, complain, working
 from headrace.cli.verify.cells import (
     EXECUTORS,
     NO_RESUME,
@@ -49,6 +45,18 @@ _COLUMNS = {
 }
 """The columns of the table, each with its width."""
 
+_STYLES = {"reference": "", "ok": "green", "skipped": "yellow", "error": "bold red", "DIFFERS": "bold red"}
+"""The results of a cell, each with its style."""
+
+MOST_WORKERS, MOST_RANKS = 128, 1024
+"""The most workers of a rank, and the most ranks, of a cell."""
+
+MOST_EPOCHS, MOST_SAMPLES = 1000, 1_000_000
+"""The most epochs of a cell, and the most samples of each: the digests of all of them are kept."""
+
+MOST_TOGETHER = 1024
+"""The most workers that all ranks of a cell may have together."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -79,26 +87,33 @@ class Options:
                 bad_value("--executors", name, f"names of {EXECUTORS}", "Separate them by commas.")
             if name in ("fork", "spawn") and name not in multiprocessing.get_all_start_methods():
                 bad_value("--executors", name, "start methods that this system has", "Leave it out.")
-        whole_number("--epochs", epochs, low=1, fix="Count the epochs.")
-        whole_number("--samples", samples, low=1, fix="Count the samples of an epoch.")
-        cells = every_cell if full else covering_cells
-        return cls(cells(names, _numbers("--workers", workers), _numbers("--worlds", worlds), kills), epochs, samples)
+        whole_number("--epochs", epochs, low=1, high=MOST_EPOCHS, fix="One or two are enough for most loaders.")
+        whole_number("--samples", samples, low=1, high=MOST_SAMPLES, fix="Each cell reads so many: take a few hundred.")
+        counts, sizes = numbers_of("--workers", workers, MOST_WORKERS), numbers_of("--worlds", worlds, MOST_RANKS)
+        cells = (every_cell if full else covering_cells)(names, counts, sizes, kills)
+        for cell in cells:
+            if cell.workers * cell.world > MOST_TOGETHER:
+                allowed = f"at most {MOST_TOGETHER:,} workers on all ranks together"
+                bad_value("--workers", cell.workers, f"{allowed}, and --worlds has {cell.world}", "Pass fewer of one.")
+        return cls(cells, epochs, samples)
 
 
-def run_verify(target: str, options: Options, console: Console) -> int:
+def run_verify(target: str, options: Options, screen: Screen) -> int:
     """Read the target's loader in each cell, print the results, and return the exit code."""
     started = time.monotonic()
     with collect_warnings() as warned:
         try:
             subject = Subject(_factory(target), options.epochs, options.samples)
-            outcomes = _run_cells(subject, options.cells, console)
-            code = _conclude(subject, outcomes, console)
+            outcomes = _run_cells(subject, options.cells, screen)
+            code = _conclude(subject, outcomes, screen)
         except CannotVerify as reason:
-            print(f"headrace verify: {reason}", file=sys.stderr)
+            complain(f"headrace verify: {reason}")
             return UNUSABLE
     for text, count in warned.items():
-        console.print(f"warned{f' {count} times' * (count > 1)}: {text}", style="dim", markup=False, soft_wrap=True)
-    console.print(f"({time.monotonic() - started:.0f} s)", style="dim")
+        screen.print(f"warned{f' {count} times' * (count > 1)}: {text}", style="dim", soft_wrap=True)
+    took = f"({time.monotonic() - started:.0f} s)"
+    screen.print(f"FAILED {took}" if code else f"PASSED {took}", style="bold red" if code else "bold green")
+    screen.facts = {"passed": not code, "cells": [_as_json(outcome, outcomes[0]) for outcome in outcomes]}
     return code
 
 
@@ -110,78 +125,76 @@ def _factory(target: str) -> Callable[[], Any]:
         raise CannotVerify(str(error)) from error
 
 
-def _run_cells(subject: Subject, cells: list[Cell], console: Console) -> list[Outcome]:
+def _run_cells(subject: Subject, cells: list[Cell], screen: Screen) -> list[Outcome]:
     """Run the reference and the cells, and print a row of a table for each."""
     given = "" if subject.seeded else "; it has no seed, so seed=0 is set"
     limited = "" if subject.limit == subject.plan.samples else f" of {subject.plan.samples:,}"
     epochs = f" of {subject.epochs} epochs each" if subject.epochs > 1 else ""
-    console.print(
+    screen.print(
         f"{subject.limit:,}{limited} samples{epochs}, in batches of {subject.batch_size}{given}", soft_wrap=True
     )
     if any(cell.kind == "forkserver" for cell in cells):
         start_forkserver()
     outcomes: list[Outcome] = []
-    with _table(console) as add:
-        for cell in [REFERENCE, *(cell for cell in cells if cell != REFERENCE)]:
+    every = [REFERENCE, *(cell for cell in cells if cell != REFERENCE)]
+    with working(screen) as show:
+        _print_row([*map(Text, _COLUMNS)], screen)
+        for number, cell in enumerate(every, 1):
+            if screen.is_terminal:  # elsewhere the rows say it
+                show(f"{number} of {len(every)}: {cell}")
             outcome = subject.run(cell)
             outcomes.append(outcome)
-            add(_row(outcome, outcomes[0]))
+            _print_row(_row(outcome, outcomes[0]), screen)
             if outcomes[0].error:
                 break
     return outcomes
 
 
-@contextmanager
-def _table(console: Console) -> Iterator[Callable[[list[Text]], None]]:
-    """Yield a function that adds a row to a table: on a terminal to one that grows, elsewhere as a line, at once."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, width in _COLUMNS.items():
-        table.add_column(name, min_width=width, no_wrap=True)
-    if not console.is_terminal:
-        widths = _COLUMNS.values()
-
-        def add(row: list[Text]) -> None:
-            parts = [f"{part!s:{width}}" for part, width in zip(row, widths, strict=True)]
-            console.print(Text("  ".join(parts).rstrip()), soft_wrap=True)
-
-        add([*map(Text, _COLUMNS)])
-        yield add
-        return
-    live = Live(
-        table, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+def _print_row(row: list[Text], screen: Screen) -> None:
+    """Print a row of the table, which grows while cells are run and may be longer than the terminal."""
+    line = Text("  ").join(
+        Text(f"{part!s:{width}}", style=part.style) for part, width in zip(row, _COLUMNS.values(), strict=True)
     )
+    line.rstrip()
+    screen.print(line, soft_wrap=True)
 
-    def grow(row: list[Text]) -> None:
-        table.add_row(*row)
-        live.refresh()
 
-    with live:  # without a thread of its own, which would not survive a fork
-        yield grow
-    console.print(table)
+def _result(outcome: Outcome, reference: Outcome) -> str:
+    """Name the result of a cell."""
+    if outcome.skipped or outcome.error:
+        return "skipped" if outcome.skipped else "error"
+    if outcome is reference:
+        return "reference"
+    return "ok" if outcome.digests == reference.digests else "DIFFERS"
+
+
+def _as_json(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
+    """Return a cell and its result for JSON."""
+    return {
+        **asdict(outcome.cell),
+        "executor": outcome.cell.kind,
+        "result": _result(outcome, reference),
+        "why": outcome.skipped or outcome.error,
+        "samples": len(outcome.digests),
+        "digest": "" if outcome.skipped or outcome.error else outcome.fold(),
+    }
 
 
 def _row(outcome: Outcome, reference: Outcome) -> list[Text]:
     cell = outcome.cell
-    if outcome.skipped:
-        result, digest = Text("skipped", style="yellow"), "-"
-    elif outcome.error:
-        result, digest = Text("error", style="bold red"), "-"
-    else:
-        digest = outcome.fold()
-        same = outcome.digests == reference.digests
-        result = Text("ok", style="green") if same else Text("DIFFERS", style="bold red")
-        result = Text("reference") if outcome is reference else result
+    result = _result(outcome, reference)
+    digest = "-" if outcome.skipped or outcome.error else outcome.fold()
     workers = "-" if cell.executor == "inline" else str(cell.workers)
     killed = "one" if cell.kill else NO_RESUME
     parts = [cell.kind, workers, str(cell.world), cell.resume, killed, digest, str(len(outcome.digests))]
-    return [*map(Text, parts), result]
+    return [*map(Text, parts), Text(result, style=_STYLES[result])]
 
 
-def _conclude(subject: Subject, outcomes: list[Outcome], console: Console) -> int:
+def _conclude(subject: Subject, outcomes: list[Outcome], screen: Screen) -> int:
     """Print what the cells show together, and return the exit code."""
 
     def say(text: str, style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True)
+        screen.print(Text(text, style=style), soft_wrap=True)
 
     reference, *_ = outcomes
     skipped: dict[str, list[Outcome]] = {}
@@ -233,12 +246,3 @@ def _explain(subject: Subject, reference: Outcome, outcome: Outcome, say: Callab
 
 def _cells(count: int) -> str:
     return f"{count} cell{'s' * (count != 1)}"
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    numbers = []
-    for part in text.split(","):
-        if not part.strip().isdigit() or int(part) < 1:
-            bad_value(name, text, "whole numbers >= 1, separated by commas", f"{name} 1,2 tries one and two.")
-        numbers.append(int(part))
-    return sorted(set(numbers))

@@ -1,0 +1,1 @@
+"""What all commands share: how they print and fail, what their options may be, and what their exit codes say."""
