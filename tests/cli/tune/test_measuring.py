@@ -181,7 +181,6 @@ def test_what_gives_no_batches(factory: Callable[[], Any], text: str) -> None:
         (factories.renamed, "Renamed does not take num_workers"),
         (factories.of_torch, "torch's own DataLoader"),
         (factories.of_numbers, "the factory returned a builtins.int: expected a headrace.DataLoader"),
-        (factories.failing, "the factory raised OSError: no such bucket"),
     ],
 )
 def test_what_cannot_be_tuned(factory: Callable[[], Any], text: str) -> None:
