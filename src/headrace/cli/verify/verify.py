@@ -171,7 +171,7 @@ def _row(outcome: Outcome, reference: Outcome) -> list[Text]:
         same = outcome.digests == reference.digests
         result = Text("ok", style="green") if same else Text("DIFFERS", style="bold red")
         result = Text("reference") if outcome is reference else result
-    workers = "-" if cell.executor == "inline" else str(cell.workers)
+    workers = "-" if cell.executor == "inline" else f"{cell.workers}{'+' * cell.persistent}"
     killed = "one" if cell.kill else NO_RESUME
     parts = [cell.kind, workers, str(cell.world), cell.resume, killed, digest, str(len(outcome.digests))]
     return [*map(Text, parts), result]
