@@ -86,7 +86,8 @@ class StreamPass(Pass):
         if not self.start.samples:  # between two passes
             return
         self._saved_stream = whole_number("stream", self.local["stream"], low=1)
-        if self.local["base_seed"] is not None:  # older releases left it out under a seed of the loader's
+        # Older releases left it out under a seed of the loader's.
+        if self.local["base_seed"] is not None or not self._schedule.source.keys_stream():
             self.base_seed = whole_number("base_seed", self.local["base_seed"])
 
     def open(self) -> None:
