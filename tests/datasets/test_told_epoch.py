@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from headrace import Deferred
+from headrace import DataLoader, Deferred
 from headrace.datasets import told_epoch
 from headrace.datasets.told_epoch import ToldEpoch, tell_epoch, told_parts
 from told_datasets import Told, Wrapped
@@ -42,7 +42,7 @@ class Holding(TensorDataset):
         (Passing(), [ONE]),
         (TensorDataset(torch.zeros(3)), []),
         (Holding([("path", 0)] * 3), []),
-        (Holding(DataLoader(ONE)), []),
+        (Holding(DataLoader(ONE, batch_size=3, seed=1)), []),
         ([1, 2], []),
     ],
     ids=lambda one: type(one).__name__,

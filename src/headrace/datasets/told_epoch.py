@@ -35,7 +35,7 @@ def told_parts(dataset: Any) -> list[Any]:
 
     Searched are the datasets that a dataset holds as attributes, or in lists, tuples and dictionaries that are
     attributes, as torch's wrappers do; and so on in these. A part without torch's base class counts as one if it has a
-    `__getitem__`. A dataset that has a `set_epoch` is not searched, since it
+    `__getitem__`; a sampler, a loader or a transform does not. A dataset that has a `set_epoch` is not searched: it
     passes on what its parts should know. A `Deferred` counts as such a dataset, unless what it built holds none.
     """
     own = getattr(dataset, "set_epoch", None)
@@ -78,7 +78,8 @@ def _contained(container: Any, depth: int = 2) -> Iterator[Any]:
 
 
 def _is_dataset(held: Any) -> bool:
-    return isinstance(held, Dataset) or callable(getattr(type(held), "set_epoch", None))
+    kind = type(held)
+    return isinstance(held, Dataset) or (hasattr(kind, "__getitem__") and callable(getattr(kind, "set_epoch", None)))
 
 
 def _like_a_dataset(held: Any) -> bool:
