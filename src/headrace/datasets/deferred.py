@@ -28,8 +28,8 @@ class Deferred(Dataset[Any]):
     The factory must make the same samples in every process. It may call `get_worker_info()`. While it runs, torch
     computes with one thread, and afterwards the global random generators are restored. If it raises, the read raises,
     and the next read tries again. This object has none of the dataset's other attributes; `built()` returns the dataset
-    of the calling process. `loader.set_epoch` does not reach the dataset, except an iterable one under `seed=`, whose
-    workers are told the epoch.
+    of the calling process. Workers tell a dataset that has a `set_epoch` the epoch, and one that is built later is told
+    when it is built.
 
     Args:
         factory: Makes the dataset; called without arguments. It is pickled for workers that are not forked.
@@ -96,7 +96,7 @@ class Deferred(Dataset[Any]):
 
     def built(self) -> Any:
         """Return the dataset; build it if this process has not built it yet."""
-        home = self._homes.get(os.getpid()) or self._homes.setdefault(os.getpid(), _Home())
+        home = self._home()
         if home.dataset is None:
             with home.lock:
                 if home.building:
@@ -104,10 +104,24 @@ class Deferred(Dataset[Any]):
                 if home.dataset is None:
                     home.building = True
                     try:
-                        home.dataset = self._build()
+                        dataset = self._build()
+                        if home.when_built is not None:
+                            home.when_built(dataset)
+                        home.dataset = dataset
                     finally:
                         home.building = False
         return home.dataset
+
+    def _home(self) -> "_Home":
+        return self._homes.get(os.getpid()) or self._homes.setdefault(os.getpid(), _Home())
+
+    def when_built(self, call: Callable[[Any], None]) -> None:
+        """Call a function with the dataset of this process: now if it is built, else once it is; only the last one."""
+        home = self._home()
+        with home.lock:
+            home.when_built, dataset = call, home.dataset
+        if dataset is not None:
+            call(dataset)
 
     @property
     def built_here(self) -> Any:
@@ -168,6 +182,7 @@ class _Home:
     lock: Any = field(default_factory=threading.RLock)
     building: bool = False
     dataset: Any = None
+    when_built: Callable[[Any], None] | None = None
 
 
 class _Map(Deferred):

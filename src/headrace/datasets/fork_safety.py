@@ -70,7 +70,7 @@ def parts(dataset: Any) -> Iterator[tuple[str, Any]]:
 
 def _inside(part: Any) -> Iterator[tuple[str, Any]]:
     """Yield the direct parts of an object or a container, without calling user code."""
-    for name, inner in _attributes(part).items():
+    for name, inner in attributes_of(part).items():
         yield f".{name}", inner
     if issubclass(type(part), dict):
         for key, inner in islice(dict.items(part), _SAMPLED):
@@ -81,7 +81,8 @@ def _inside(part: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{number}]", inner
 
 
-def _attributes(part: Any) -> dict[str, Any]:
+def attributes_of(part: Any) -> dict[str, Any]:
+    """Return an object's own `__dict__`, without calling its code; an empty one if it has none."""
     try:
         found = object.__getattribute__(part, "__dict__")
     except AttributeError:
@@ -115,7 +116,7 @@ def _running(part: Any) -> str:
     if issubclass(kind, threading.Thread):
         return "a running thread" if _runs(part) else ""
     if issubclass(kind, _POOLS):
-        held = _attributes(part).values()
+        held = attributes_of(part).values()
         # Where a pool keeps its threads: as attributes, or in a set.
         if any(_runs(one) or (type(one) is set and any(map(_runs, one))) for one in held):
             return f"a {kind.__name__} in use"

@@ -15,6 +15,7 @@ from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple
 
+from headrace.datasets.told_epoch import tell_epoch
 from headrace.errors import bad_value, whole_number
 from headrace.plan.plan import MAX_SEED
 from headrace.progress.base import Observer, Pass
@@ -259,9 +260,15 @@ class Prepared:
         """Return the observer that reports a pass to Accelerate; None if no `Accelerator` prepared the loader."""
         if self._accelerated is None:
             return None
+        self._tell_dataset()
         if not isinstance(remainder, int):
             remainder = self._stream_remainder(remainder)
         return AccelerateLink(self, self._accelerated, reading, remainder)
+
+    def _tell_dataset(self: Any) -> None:
+        """Tell the dataset the epoch, as Accelerate's own loaders do. Under a plan each worker tells its own copy."""
+        if not self._source.planned():
+            tell_epoch(self.dataset, self.epoch)
 
     def _stream_remainder(self: Any, share: StreamShare | None) -> int:
         if share is None or share.tail != "pad" or share.world.size == 1:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
+from headrace.datasets.told_epoch import tell_epoch
 from headrace.delivery.budget import Budget
 from headrace.errors import whole_number
 from headrace.executors import Executor
@@ -216,17 +217,20 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         """Choose the epoch that the next `iter()` reads, from 0.
 
         Not needed in an ordinary run: a finished epoch is followed by the next. The epoch that comes next anyway goes
-        on where a loaded state left it. It is passed on to a sampler or dataset that has the method.
+        on where a loaded state left it. It is passed on to a sampler that has the method, and to the dataset, or to
+        the datasets in it. Under a plan that is not needed either: whoever reads a batch tells the dataset the batch's
+        epoch first, whatever its `set_epoch` was called with before.
 
         Raises:
             TypeError: `epoch` is not an integer.
             ValueError: `epoch` is negative.
         """
         self._schedule.set_epoch(epoch)
-        for part in (*self._samplers(), self.dataset):
+        for part in self._samplers():
             forward = getattr(part, "set_epoch", None)
             if callable(forward):
                 forward(epoch)
+        tell_epoch(self.dataset, epoch)
 
     @property
     def epoch(self) -> int:

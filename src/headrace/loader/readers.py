@@ -28,6 +28,7 @@ from headrace.system import world
 from headrace.system.limits import rank_cpus
 from headrace.types import IndexTask, Task
 from headrace.worker import in_memory
+from headrace.worker.seeding import worker_base_seed
 from headrace.worker.work import Work
 
 
@@ -53,7 +54,8 @@ def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
     pool = loader._iterator if persistent else None
     if not (isinstance(pool, Pool) and pool.work.plan == plan and not pool.broken):
         loader._iterator = pool = None  # the old workers end before new ones start
-        pool = _start(loader, executor, plan=plan, base_seed=plan.seed % 2**63)
+        begun = worker_base_seed((plan.seed, plan.world.rank), loader.epoch)
+        pool = _start(loader, executor, plan=plan, base_seed=begun)
         # Otherwise early batches would be made before workers know the epoch.
         pool.allows_early = (
             persistent and executor.copies and not may_depend_on_epoch((loader.dataset, loader.collate_fn))
@@ -112,8 +114,7 @@ def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
     reading.observers = () if link is None else (link,)
     reader = loader._iterator if persistent else None
     if isinstance(reader, Reader) and not reader.broken and not reading.resumed:
-        if not source.keys_stream():
-            reading.base_seed = reader.base_seed
+        reading.base_seed = reader.base_seed
         reading.open()
         reader.restart(reading, _transfer(loader))
         return reader
@@ -239,11 +240,12 @@ def _drawn(loader: Any) -> Iterator[Task]:
 def _stream_work(loader: Any, reading: StreamPass) -> dict[str, Any]:
     """Return the fields of `Work` for an iterable dataset: the split over ranks, and the seeds."""
     words = loader._source.stream_words()
+    if reading.base_seed is None:
+        drawn = words is None
+        reading.base_seed = draw_base_seed(loader.generator) if drawn else worker_base_seed(words, reading.start.epoch)
     if words is None:
-        if reading.base_seed is None:
-            reading.base_seed = draw_base_seed(loader.generator)
         return {"base_seed": reading.base_seed}
-    return {"share": loader._source.stream_share(), "stream_words": words, "base_seed": words[0] % 2**63}
+    return {"share": loader._source.stream_share(), "stream_words": words, "base_seed": reading.base_seed}
 
 
 def _start(loader: Any, executor: Executor, **particulars: Any) -> Pool:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from headrace.datasets.deferred import Deferred
+from headrace.datasets.told_epoch import tell_epoch
 from headrace.errors import whole_number
 from headrace.plan.state import State
 from headrace.progress.base import Pass, count_samples, packed, unpacked
@@ -37,7 +38,7 @@ class StreamPass(Pass):
         stream: The number of the pass, which keys its random numbers where there is no seed.
         starts: Where each worker begins.
         first_worker: The worker that gets the first task.
-        base_seed: Torch's base seed of the workers; None under a seed of the loader's.
+        base_seed: The base seed of the workers; None before they begin.
     """
 
     def __init__(
@@ -85,15 +86,15 @@ class StreamPass(Pass):
         if not self.start.samples:  # between two passes
             return
         self._saved_stream = whole_number("stream", self.local["stream"], low=1)
-        if not self._schedule.source.keys_stream():
+        # Older releases left it out under a seed of the loader's.
+        if self.local["base_seed"] is not None or not self._schedule.source.keys_stream():
             self.base_seed = whole_number("base_seed", self.local["base_seed"])
 
     def open(self) -> None:
         """Give the pass its number, and begin its endless tasks."""
-        set_epoch = getattr(self._schedule.source.dataset, "set_epoch", None)
-        if self._workers and self._schedule.source.keys_stream() and callable(set_epoch):
-            # Workers call it, too, all at once: an epoch in shared memory must be right before they do.
-            set_epoch(self.start.epoch)
+        if self._workers and self._schedule.source.keys_stream():
+            # Workers tell their copies, too, all at once: an epoch in shared memory must be right before they do.
+            tell_epoch(self._schedule.source.dataset, self.start.epoch)
         self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
         self._tasks = map(partial(StreamTask, self.stream, self.start.epoch), iter(self._batches))
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.plan.keys import Words
+from headrace.plan.keys import Words, key
 from headrace.randomness import seed_from_words
 
 _STATE_BYTES = 4 * 625
@@ -39,6 +39,16 @@ _MARK, _MARKED = b"\xa5\x5a\xc3", slice(5, 8)
 
 _UNUSED_SEED = 0x9B3D_62E1
 """The seed of generators that are not used. Users' code does not have this number, so its own seeds move the state."""
+
+
+def worker_base_seed(words: Sequence[int], epoch: int) -> int:
+    """Return the base seed of workers that begin in an epoch under a seed of the loader's: worker i has it plus i.
+
+    Args:
+        words: The loader's seed, and the rank, unless all ranks must read the same samples.
+        epoch: The epoch. Workers that persist keep the seed of the one in which they began, as torch's do.
+    """
+    return key("worker", *words, epoch).low % 2**63
 
 
 class Seeder:

@@ -2,9 +2,10 @@
 
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import worker as torch_worker
 
 from headrace.datasets.deferred import built
+from headrace.datasets.told_epoch import ToldEpoch, nothing_around
 from headrace.errors import note
 from headrace.memory.reused import BatchMemory, reusing_collate
 from headrace.plan.keys import batch_seeds, generator_seeds_at, key
@@ -79,6 +81,7 @@ class Worker:
         self._prepared = self.gathers = self._apart = False
         self._seeder = Seeder(self.work.in_threads)
         self._memory: BatchMemory | None = None
+        self._told: ToldEpoch | None = None
         self._allocate, self._collate_fn = self.work.allocate, self.work.collate_fn
         if self.work.reuses:
             self._memory = memory = BatchMemory()
@@ -90,6 +93,7 @@ class Worker:
         """Prepare the dataset at the first task, so that an error takes the place of that task's batch."""
         work = self.work
         self._dataset = dataset = built(work.dataset)
+        self._told = None if work.plan is None else ToldEpoch.of(work.dataset)
         gather = gatherer(dataset) if work.stacks and work.batched and not is_iterable(dataset) else None
         if gather is not None:
             self._gather, self.gathers = gather, True
@@ -116,6 +120,8 @@ class Worker:
         """
         if not self._prepared:
             self._prepare()
+        if self._told is not None:
+            return self._in_epoch(task, partial(self.run, task, number, seeded), seeded)
         if self.gathers:
             self.clock.start()
             try:
@@ -153,6 +159,8 @@ class Worker:
         """Run a task in the caller's own process, its generators untouched where the work is keyed."""
         if not self._prepared:
             self._prepare()
+        if self._told is not None:
+            return self._in_epoch(task, partial(self.run_inline, task, number), seeded=True)
         if self.gathers:  # no clock: it is all that the caller's `next()` does
             try:
                 return self._gathered(task)  # which draws nothing, so that no generator has to be kept
@@ -163,6 +171,17 @@ class Worker:
         with self._generators_apart(isinstance(task, StreamTask)):
             self._apart = True
             return self.run(task, number)
+
+    def _in_epoch(self, task: Any, compute: Callable[[], Any], seeded: bool) -> Any:
+        """Return the batch of a plan's task, after the dataset was told the task's epoch."""
+        told, self._told = self._told, None
+        assert told is not None
+        assert self.work.plan is not None
+        around = partial(_seeded_for_epoch, self.work.plan.seed, task.epoch) if seeded else nothing_around
+        try:
+            return told.read(task.epoch, compute, around, partial(self._seeder.begin, replaced=True))
+        finally:
+            self._told = told
 
     def count(self) -> int:
         """Return the number of the next task, from 0."""
@@ -326,11 +345,20 @@ class Worker:
         if words is not None:
             if seeded:
                 seed_from_words(generator_seeds_at(under, self.worker_id))
-            if callable(getattr(dataset, "set_epoch", None)):
-                dataset.set_epoch(epoch)
+            told = ToldEpoch.of(dataset)
+            if told is not None:
+                told.read(epoch, lambda: None)
         resumes = work.starts and number == work.starts_stream
         start = work.starts[self.worker_id] if resumes else StreamStart()
         self._stream = Stream(dataset, work.share, (under.low, self.worker_id), start)
+
+
+@contextmanager
+def _seeded_for_epoch(seed: int, epoch: int, part: int) -> Iterator[None]:
+    """Seed the generators for `set_epoch` of a part of the dataset, alike on all workers and ranks; restore them."""
+    with one_torch_thread(), callers_generators_kept():
+        seed_from_words(generator_seeds_at(key("set_epoch", seed, epoch), part))
+        yield
 
 
 def _holds_none(sample: Any) -> bool:

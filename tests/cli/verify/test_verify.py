@@ -90,6 +90,7 @@ def rows(text: str) -> list[list[str]]:
             "epoch_samples",
             "subclass",
             "tensors",
+            "told",
         ),
     ],
 )
@@ -336,6 +337,7 @@ def test_the_cover_has_each_value_with_each_executor() -> None:
         assert {cell.resume for cell in mine} >= set(RESUMES)
         assert {cell.workers for cell in mine} == ({1} if executor == "inline" else set(WORKERS))
         assert any(cell.kill for cell in mine) == (executor in ("fork", "spawn"))
+        assert any(cell.persistent for cell in mine) == (executor != "inline")
     assert len(set(cells)) == len(cells)
 
 

@@ -31,6 +31,17 @@ class Base(Dataset[Any]):
         return N
 
 
+class Told(Base):
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return self.epoch, index
+
+
 class Private(Base):
     def __getitem__(self, index: int) -> Any:
         noise = np.random.default_rng().random()
@@ -267,6 +278,7 @@ bucketed = lambda: loader(
 epoch_samples = lambda: loader(FakeDataset(N), epoch_samples=N + 9)
 subclass = lambda: Passing(FakeDataset(N), scale=2, batch_size=4, num_workers=1)
 tensors = lambda: loader(torch.utils.data.TensorDataset(torch.arange(N), torch.ones(N, 2)))
+told = lambda: loader(torch.utils.data.Subset(Told(), range(N)))
 put_back = lambda: loader(PutBack())
 copied = lambda: loader(Copied())
 unpicklable = lambda: loader(FakeDataset(N), collate_fn=lambda batch: batch)

@@ -16,6 +16,7 @@ from executors.thread_datasets import Computed, Stream
 from headrace import DataLoader
 from headrace.executors.thread.serial import FALSE_ALARMS
 from headrace.testing import FakeDataset
+from headrace.worker.seeding import worker_base_seed
 from scripts import ScriptServer
 from waiting import LIMIT_S
 
@@ -44,7 +45,7 @@ def test_worker_info_is_the_threads_own() -> None:
     assert get_worker_info() is None
     infos = read(Computed(2, lambda _: get_worker_info()), seed=9)
     ((_, info),) = infos[1]
-    assert (info.num_workers, info.seed) == (2, 9 + info.id)
+    assert (info.num_workers, info.seed) == (2, worker_base_seed((9, 0), 0) + info.id)
     assert isinstance(info.dataset, Computed)
 
 

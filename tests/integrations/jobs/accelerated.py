@@ -4,13 +4,13 @@ import sys
 
 import torch
 from accelerate import Accelerator
-from noted import Noted
+from noted import Noted, Told
 
 from headrace import DataLoader
 from launch import report
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-loader = DataLoader(range(23), batch_size=4, shuffle=True, num_workers=1)
+loader = DataLoader(Told(23), batch_size=4, shuffle=True, num_workers=1)
 held_out = DataLoader(Noted(23), batch_size=5, num_workers=1, executor="thread", device="cpu")
 plain = DataLoader(range(23), sampler=range(23), batch_size=4)
 layer = torch.nn.Linear(1, 1)
@@ -35,7 +35,8 @@ report(
     sys.argv[1],
     accelerator.process_index,
     {
-        "epochs": epochs,
+        "epochs": [[sample % 100 for sample in epoch] for epoch in epochs],
+        "told": [sorted({sample // 100 for sample in epoch}) for epoch in epochs],
         "ours": prepared is loader and evaluated is held_out,
         "gathered": gathered,
         "made by threads": held_out.dataset.made_by_threads(),

@@ -34,6 +34,22 @@ class Noted(Dataset[dict[str, Any]]):
         return self.makers == {"worker"}
 
 
+class Told(Dataset[int]):
+    """Samples that are 100 times the epoch that was told, plus the index."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.epoch = length, 77
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return 100 * self.epoch + index
+
+
 def rows(batches: Iterable[Any]) -> list[Any]:
     """Return the samples of batches, each as [index, noise]."""
     return [[*row] for batch in batches for row in zip(batch["index"].tolist(), batch["noise"].tolist(), strict=True)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from noted import Noted
+from noted import Noted, Told
 
 from headrace import DataLoader
 from launch import report
@@ -36,7 +36,7 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-loader = DataLoader(range(23), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+loader = DataLoader(Told(23), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
 held_out = DataLoader(Noted(13), batch_size=2, tail="exact", num_workers=1, executor="thread")
 predicted = DataLoader(Noted(14), batch_size=2, num_workers=1, executor="thread")
 trainer = Trainer(
@@ -51,7 +51,8 @@ report(
     sys.argv[1],
     trainer.global_rank,
     {
-        "epochs": trained,
+        "epochs": [[sample % 100 for sample in epoch] for epoch in trained],
+        "told": [sorted({sample // 100 for sample in epoch}) for epoch in trained],
         "ours": same,
         "validated": validated,
         "predicted": [index for batch in predictions or [] for index in batch.tolist()],

@@ -80,8 +80,14 @@ class Cell:
         crowded = self.executor == "spawn" and self.workers * self.world > _SPAWNED
         return "forkserver" if crowded else self.executor
 
+    @property
+    def persistent(self) -> bool:
+        """Whether the same workers read all epochs until a resume, and have begun with another epoch."""
+        return self.executor != "inline" and (self.resume == "last" or (self.kill and self.resume == NO_RESUME))
+
     def __str__(self) -> str:
-        workers = "" if self.executor == "inline" else f", {self.workers} worker{'s' * (self.workers > 1)}"
+        kept = " that persist" if self.persistent else ""
+        workers = "" if self.executor == "inline" else f", {self.workers} worker{'s' * (self.workers > 1)}{kept}"
         resume = "" if self.resume == NO_RESUME else f", resumed at step {self.resume}"
         return f"{self.kind}{workers}, world of {self.world}{resume}{', a worker killed' * self.kill}"
 
@@ -230,7 +236,7 @@ class Subject:
             "multiprocessing_context": cell.kind if processes else None,
             "max_workers": None,
             "prefetch_factor": None,
-            "persistent_workers": False,
+            "persistent_workers": cell.persistent,
             "in_order": True,
             "pin_memory": False,
         }
@@ -282,6 +288,8 @@ class _Run:
 
     def read_epochs(self) -> None:
         loaders = self._loaders()
+        if self._cell.persistent:
+            self._begin_elsewhere(loaders)
         limit, steps = self._subject.limit, self._steps(0, 0)
         for epoch in range(self._subject.epochs):
             cursor = 0
@@ -295,6 +303,14 @@ class _Run:
             lost = [position for position in range(limit) if (epoch, position) not in self._digests]
             if lost:
                 raise CellFailed(f"{len(lost)} samples of epoch {epoch} were never read; the first is at {lost[0]}")
+
+    def _begin_elsewhere(self, loaders: list[Any]) -> None:
+        """Let workers that persist begin with an epoch that is not compared."""
+        for loader in loaders:
+            loader.set_epoch(self._subject.epochs)
+            with _ended([iter(loader)]) as (reader,):
+                next(reader, None)
+            loader.set_epoch(0)
 
     def _steps(self, epoch: int, cursor: int) -> int:
         """Count the steps from a cursor on in which samples are read that count."""

@@ -184,7 +184,7 @@ def _row(outcome: Outcome, reference: Outcome) -> list[Text]:
     cell = outcome.cell
     result = _result(outcome, reference)
     digest = "-" if outcome.skipped or outcome.error else outcome.fold()
-    workers = "-" if cell.executor == "inline" else str(cell.workers)
+    workers = "-" if cell.executor == "inline" else f"{cell.workers}{'+' * cell.persistent}"
     killed = "one" if cell.kill else NO_RESUME
     parts = [cell.kind, workers, str(cell.world), cell.resume, killed, digest, str(len(outcome.digests))]
     return [*map(Text, parts), Text(result, style=_STYLES[result])]

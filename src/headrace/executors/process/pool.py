@@ -24,6 +24,7 @@ from typing import Any, cast
 import torch.multiprocessing
 from torch._utils import cpu_count
 
+from headrace.datasets.attributes import Attributes
 from headrace.datasets.fork_safety import warn_before_fork
 from headrace.executors.base import Executor, Pool
 from headrace.executors.dispatch import rules
@@ -93,8 +94,10 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
     def __init__(self, work: Work, workers: int, context: Any) -> None:
         super().__init__(work, workers, deals_all=True)
         self._together = forks_together(context)
+        self._forks = context.get_start_method() == "fork"
         self._new_process = partial(Process, context) if self._together else context.Process
         self._payload: Payload | None = None
+        self._attributes: Attributes | None = None  # the dataset's, when the first workers began
         keep_freed_memory()  # for batches that hold bytes or text; forked workers inherit the setting
         self._ended: list[BaseProcess] = []  # replaced or left, but not waited for yet
         self._remark = ""  # why the pool does not replace workers any more; a note for the errors about their deaths
@@ -106,7 +109,7 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         self._unstarted: deque[tuple[ProcessPeer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. For others it is pickled once, unless it can only be inherited.
-            if context.get_start_method() == "fork":
+            if self._forks:
                 warn_before_fork(work.dataset)
                 accelerated()  # cached here for all workers
             else:
@@ -132,6 +135,8 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         with InterruptsHeld():
             try:
                 self._start_workers()
+                if self._forks and self._attributes is None and self.work.repeatable:
+                    self._attributes = Attributes((self.work.dataset, self.work.collate_fn))
             except BaseException as error:
                 if isinstance(error, TypeError | AttributeError | PicklingError):
                     error.add_note(
@@ -150,7 +155,8 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
         _worker_ends.update(theirs)
         payload = self._payload
-        arguments = (*theirs, self.work if payload is None else None, worker, self.workers)
+        work = (self.work, self._attributes) if payload is None else None
+        arguments = (*theirs, work, worker, self.workers)
         process = self._new_process(target=_worker_main, args=arguments, daemon=True)
         _processes.add(process)
         peer = ProcessPeer(worker, process, ours, false_starts, patience_s, self._dispatcher)
@@ -374,9 +380,22 @@ def _payload_of(work: Work) -> Payload | None:
 
 
 def _worker_main(
-    end: socket.socket, descriptors: socket.socket, work: Work | None, worker_id: int, workers: int
+    end: socket.socket,
+    descriptors: socket.socket,
+    given: tuple[Work, Attributes | None] | None,
+    worker_id: int,
+    workers: int,
 ) -> None:
-    """Answer tasks until the rank closes the socket or dies; the body of a worker process."""
+    """Answer tasks until the rank closes the socket or dies; the body of a worker process.
+
+    Args:
+        end: The socket to the rank.
+        descriptors: The socket for descriptors.
+        given: The work, with the attributes that its dataset should have if that may have changed; None if the rank
+            sends the work.
+        worker_id: The worker's number.
+        workers: How many workers there are.
+    """
     where = f"in DataLoader worker process {worker_id}"
     rank = os.getppid()
     # Outside of this block, a Ctrl-C would end in a traceback from multiprocessing.
@@ -384,10 +403,14 @@ def _worker_main(
         parent = multiprocessing.parent_process()
         if parent is not None and not end_with_rank(parent.sentinel):
             return
-        if work is None:
+        if given is None:
             keep_freed_memory()
-            work = receive(descriptors)
+            work: Work = receive(descriptors)
             end.sendall(EMPTY_FRAME)  # ready
+        else:
+            work, attributes = given
+            if attributes is not None:
+                attributes.restore()
         ring = Ring(descriptors)
         torch._C._set_worker_signal_handlers()
         torch.multiprocessing._set_thread_name("pt_data_worker")

@@ -1,12 +1,12 @@
 """The lock of all threads that compute batches: many share it, or one thread has it exclusively."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from headrace.system.interrupts import InterruptsHeld
+from headrace.system.monitor import Monitor
 
 
 class DeadlinePassed(Exception):
@@ -30,39 +30,18 @@ class ThisThread(threading.local):
 this_thread = ThisThread()
 
 
-class ComputeLock:
-    """A readers-writer lock, and the condition variable of everything that it protects.
+class ComputeLock(Monitor):
+    """A readers-writer lock, and the monitor of a pool's threads.
 
     Attributes:
-        mutex: Held while a field of this lock or of a pool's threads is read or changed. It is no `Condition`: a Ctrl-C
-            between the lines of its methods would leave it locked.
         running: How many batches worker threads compute.
         paused: Whether no further batch may begin.
     """
 
     def __init__(self) -> None:
-        self.mutex = threading.RLock()
+        super().__init__()
         self.running = 0
         self.paused = False
-        self._waiters: list[threading.Lock] = []
-
-    def notify_all(self) -> None:
-        """Wake all threads in `wait_for`; call it with the mutex held."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.release()
-
-    def wait_for(self, predicate: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Wait until a predicate, called with the mutex held, is true; return whether it was by the deadline."""
-        while True:
-            with InterruptsHeld(), self.mutex:
-                if predicate():
-                    return True
-                waiter = threading.Lock()
-                waiter.acquire()
-                self._waiters.append(waiter)
-            if not waiter.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
-                return False
 
     @contextmanager
     def exclusive(self, held: InterruptsHeld, deadline: float | None = None) -> Iterator[None]:
