@@ -261,7 +261,7 @@ def _start(loader: Any, executor: Executor, **particulars: Any) -> Pool:
     growth = _growth(loader, executor)
     workers = loader._workers if growth is None else growth.workers
     pool = executor.start(work, workers, loader.multiprocessing_context)
-    loader._meter.watch(pool)
+    loader._meter.watch(pool, loader._remarks.append)
     if loader._source.kind in (Kind.SAMPLER, Kind.STREAM):
         pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
     return pool

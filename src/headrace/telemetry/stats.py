@@ -3,7 +3,9 @@
 import logging
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,15 +106,20 @@ class Meter:
         self._stages: list[Packed] = [NO_TIMES]  # first a sum, then those of batches that are not summed yet
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
-        self._broken = False
+        self._broken = self._told_of_end = False
 
-    def watch(self, pool: Any) -> None:
-        """Read slots from the workers that were started last, and count those that are replaced."""
+    def watch(self, pool: Any, tell: Callable[[str], None]) -> None:
+        """Read slots from the workers that were started last, and count those that are replaced.
+
+        Args:
+            pool: These workers.
+            tell: Called with the text of the warning about the first of all workers that has ended.
+        """
         self.restarts += self._broken
         self._broken = False
         self._pool = weakref.ref(pool)
         pool.when_broken = self._note_broken
-        pool.when_restarted = self._note_restarted
+        pool.when_restarted = partial(self._note_restarted, tell)
 
     @property
     def pool(self) -> Any:
@@ -143,8 +150,16 @@ class Meter:
         self._replacements.append(replaced)
         _log.warning("%s", replaced)
 
-    def _note_restarted(self) -> None:
+    def _note_restarted(self, tell: Callable[[str], None], end: str) -> None:
         self.restarts += 1
+        if end and self._told_of_end:
+            _log.warning("restart %d: DataLoader %s", self.restarts, end)
+        elif end:
+            self._told_of_end = True
+            tell(
+                f"DataLoader {end}. Another one takes its place and its tasks are computed again: no batch is lost or "
+                'changed. Further ones are only logged, under "headrace", and counted in stats().restarts.'
+            )
 
     def read(self) -> Stats:
         """Return the statistics as they are now."""
