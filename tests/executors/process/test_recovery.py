@@ -7,8 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +26,6 @@ from executors.mortal_datasets import (
     KillsUnpickled,
     ManyParts,
     Mortal,
-    Unloadable,
     first,
 )
 from headrace import DataLoader, DeliveryTimeout, WorkerDied
@@ -238,40 +235,6 @@ def test_workers_that_never_come_up_are_an_error(
     assert "before it could do a task: worker_init_fn may have ended it" in note
     assert reader.broken  # type: ignore[attr-defined]
     assert loader.stats().restarts == most - 1
-
-
-def test_a_process_that_ends_while_it_unpickles_is_an_error_that_names_the_guard(tmp_path: Path) -> None:
-    loader = a_loader(KillsUnpickled(tmp_path, times=100), num_workers=1, multiprocessing_context="forkserver")
-    with pytest.raises(WorkerDied) as caught:
-        list(loader)
-    assert "exit code 9" in str(caught.value.__cause__)
-    assert loader.stats().restarts == 1
-    assert any("start method 'forkserver'" in note and "__main__" in note for note in notes(caught))
-
-
-@pytest.mark.parametrize("seed", [None, 3])
-def test_what_a_worker_cannot_load_is_one_error_with_the_workers_traceback(seed: int | None) -> None:
-    loader = a_loader(Unloadable(), seed=seed, multiprocessing_context="forkserver")
-    with pytest.raises(ModuleNotFoundError, match=r"(?s)process 0.\nOriginal Traceback.*in _only_here") as caught:
-        next(iter(loader))
-    assert any("while it unpickled the dataset" in note for note in notes(caught))
-    assert loader.stats().restarts == 0
-
-
-_NO_GUARD = """
-from headrace import DataLoader
-list(DataLoader(list(range(8)), num_workers=2, seed=1, multiprocessing_context="spawn"))
-"""
-
-
-def test_a_script_without_a_main_guard_is_told_so_in_a_few_lines(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(_NO_GUARD)
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=2 * LIMIT_S)
-    assert ended.returncode == 1
-    assert ended.stderr.count("Traceback (most recent call last)") == 1, "the children add none"
-    assert "WorkerDied" in ended.stderr
-    assert 'below `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
 
 
 def test_the_first_death_is_a_warning_and_the_others_are_logged(
