@@ -7,21 +7,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import (
-    BatchSampler,
-    IterDataPipe,
-    MapDataPipe,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from headrace.datasets.deferred import Deferred
 from headrace.delivery.budget import Budget
 from headrace.delivery.device.choice import checked_device
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
+from headrace.loader import unsplit
 from headrace.plan import LengthBucketed, Order, Sequential, Shuffled, Subset
 from headrace.plan.endless import Endless
 from headrace.plan.plan import MAX_SEED
@@ -60,9 +53,6 @@ CELLS = "the order's cells="
 
 _SHARED_DATA = ("tp", "pp", "cp", "sp")
 """Usual names of dimensions of a mesh along which all ranks compute on the same batch."""
-
-_PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Torch's samplers that do not split an epoch over ranks."""
 
 
 def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
@@ -380,7 +370,7 @@ def warn_of_ranks(loader: Any) -> None:
             "inherited them, pass distributed=False to read everything.",
             "environment",
         )
-    text = _of_stream(loader) if is_iterable(loader.dataset) else _of_sampler(loader)
+    text = _of_stream(loader) if is_iterable(loader.dataset) else source.sampler and unsplit.warning_of(loader)
     if text:
         source.warn_once(text, "unsplit")
 
@@ -397,20 +387,6 @@ def _of_stream(loader: Any) -> str:
         "nodesplitter=split_by_node does, it needs nothing: pass distributed=False to say so. If it does not, every "
         "rank reads the whole of it: pass distributed=True to deal its samples to the ranks. What splits itself must "
         "not be dealt as well, or most of it is never read."
-    )
-
-
-def _of_sampler(loader: Any) -> str:
-    """Return the warning about a sampler of torch's that does not split; "" for others, which may split."""
-    batches, sampler = loader.batch_sampler, loader.sampler
-    if type(batches) is BatchSampler:
-        sampler = batches.sampler
-    elif batches is not None:
-        return ""
-    return (type(sampler) in _PLAIN_SAMPLERS and loader.distributed is None) * (
-        f"every rank reads the whole of what its {type(sampler).__name__} draws, which knows of no ranks. "
-        "Pass shuffle=True without a sampler, order=Weighted(...) or Subset(...), or a DistributedSampler; "
-        "distributed=False says that it is meant."
     )
 
 
