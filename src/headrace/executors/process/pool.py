@@ -283,7 +283,13 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
             if (peer.wire.outbox or peer.writes) and peer.writes != bool(peer.wire.outbox):
                 self._poll.modify(peer.wire.end, select.POLLIN | (0 if peer.writes else select.POLLOUT))
                 peer.writes = not peer.writes
-        ready = self._poll.poll(math.ceil(timeout_s * 1000))
+        try:
+            ready = self._poll.poll(math.ceil(timeout_s * 1000))
+        except RuntimeError as error:
+            raise RuntimeError(
+                "two threads wait for the same workers: iterators of one loader with persistent_workers=True share "
+                "them. Give each thread a loader of its own"
+            ) from error
         with InterruptsHeld():
             for descriptor, events in ready:
                 peer = self._by_descriptor[descriptor]

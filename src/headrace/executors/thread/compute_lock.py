@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.system.interrupts import InterruptsHeld
+from headrace.system.user_warnings import warn_user
+
+_LONG_S = 30.0
+"""After this time, in seconds, a warning names the threads that a batch waits for which must be computed alone."""
 
 
 class DeadlinePassed(Exception):
@@ -38,12 +42,14 @@ class ComputeLock:
             between the lines of its methods would leave it locked.
         running: How many batches worker threads compute.
         paused: Whether no further batch may begin.
+        busy: What worker threads compute: functions that name it, by thread.
     """
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
         self.running = 0
         self.paused = False
+        self.busy: dict[int, Callable[[], str]] = {}
         self._waiters: list[threading.Lock] = []
 
     def notify_all(self) -> None:
@@ -79,11 +85,28 @@ class ComputeLock:
             self._count(-own)
         try:
             with held.allowed():
-                if not (self.wait_for(self._pause, deadline) and self.wait_for(lambda: not self.running, deadline)):
+                if not (self.wait_for(self._pause, deadline) and self._wait_for_others(deadline)):
                     raise DeadlinePassed
             yield
         finally:
             self._resume(own)
+
+    def _wait_for_others(self, deadline: float | None) -> bool:
+        """Wait until no thread computes a batch; name those that take long, once."""
+        soon = time.monotonic() + _LONG_S
+        if deadline is not None and deadline <= soon:
+            return self.wait_for(lambda: not self.running, deadline)
+        if self.wait_for(lambda: not self.running, soon):
+            return True
+        warn_user(
+            f"a batch has waited {_LONG_S:.0f} s for other threads, since it must be computed alone: "
+            f"{self.describe_busy()}. If one of these hangs, no loader with threads goes on in this process."
+        )
+        return self.wait_for(lambda: not self.running, deadline)
+
+    def describe_busy(self) -> str:
+        """Name what worker threads of all loaders compute now."""
+        return "; ".join(name() for name in [*self.busy.values()])
 
     def _pause(self) -> bool:
         if not self.paused:
@@ -97,14 +120,20 @@ class ComputeLock:
             self._count(own)
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Compute a batch in this thread. `running` already counts it: it was raised when the batch was taken."""
+    def shared(self, name: Callable[[], str]) -> Iterator[None]:
+        """Compute a batch in this thread. `running` already counts it: it was raised when the batch was taken.
+
+        Args:
+            name: Names the thread and the batch.
+        """
         this_thread.computing = True
+        self.busy[threading.get_ident()] = name
         try:
             yield
         finally:
             this_thread.computing = False
             with self.mutex:
+                del self.busy[threading.get_ident()]
                 self._count(-1)
 
     def _count(self, change: int) -> None:
