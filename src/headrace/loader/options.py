@@ -4,6 +4,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from numbers import Real
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -59,7 +60,8 @@ def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
     """Return the executor that the arguments choose; by torch's rule for a wrong name, which `check` refuses."""
     if isinstance(executor, Executor):
         return executor
-    return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
+    named = EXECUTORS.get(executor) if isinstance(executor, str) else None
+    return (named or (ProcessExecutor if num_workers else InlineExecutor))()
 
 
 def kind_of(loader: Any, sampled: bool, shuffle: bool) -> Kind:
@@ -131,7 +133,7 @@ def check(loader: Any, own_sampler: bool) -> None:
             fix = "Its epochs end with the stream."
             bad_value("epoch_samples", loader.epoch_samples, "None with an IterableDataset", fix)
     _check_distributed(loader.distributed)
-    if loader.tail is not None and loader.tail not in TAILS:
+    if loader.tail is not None and not _is_one_of(loader.tail, TAILS):
         bad_value("tail", loader.tail, f"None or one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
     if loader.drop_last and loader.tail in ("pad", "exact"):
         bad_value("tail", loader.tail, 'None or "drop" together with drop_last=True', "Leave one of the two out.")
@@ -173,8 +175,12 @@ def _check_order(order: object, dataset: Any) -> None:
         order.samples(len(dataset))
 
 
+def _is_one_of(value: object, allowed: tuple[str, ...]) -> bool:
+    return isinstance(value, str) and value in allowed  # an array is compared item by item
+
+
 def _check_on_error(on_error: object, dataset: Any, own_sampler: bool) -> None:
-    if on_error not in ON_ERROR:
+    if not _is_one_of(on_error, ON_ERROR):
         bad_value("on_error", on_error, f"one of {ON_ERROR}", 'Choose "raise" to stop at a broken sample.')
     if on_error == "raise":
         return
@@ -243,8 +249,9 @@ def torchs_types(dataset: object, num_workers: object, timeout: object, prefetch
     """
     try:
         yield
-    except TypeError:
-        _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
+    except Exception as error:
+        if isinstance(error, TypeError) or any(map(_undecided, (num_workers, timeout, prefetch_factor))):
+            _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
         raise
     _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
 
@@ -253,8 +260,8 @@ def _check_torchs_types(dataset: object, num_workers: object, timeout: Any, pref
     if not _counts(num_workers):
         bad_type("num_workers", num_workers, "an integer >= 0", "0 loads in the calling thread.")
     try:
-        operator.lt(timeout, 0)
-    except TypeError:
+        bool(operator.lt(timeout, 0))
+    except Exception:  # noqa: BLE001 - whatever a foreign type raises
         bad_type("timeout", timeout, "a number of seconds >= 0", "0 waits without a limit.")
     if prefetch_factor is not None and not _counts(prefetch_factor):
         bad_type("prefetch_factor", prefetch_factor, "None or an integer >= 1", "Leave it out for 2 per worker.")
@@ -270,12 +277,20 @@ def _check_torchs_types(dataset: object, num_workers: object, timeout: Any, pref
         bad_type("dataset", dataset, expected, "Check the function that should have made it.")
 
 
+def _undecided(value: object) -> bool:
+    """Tell whether a value cannot say whether it is true, as an array of several items."""
+    try:
+        return bool(value) and False
+    except Exception:  # noqa: BLE001 - whatever a foreign type raises
+        return True
+
+
 def _counts(value: Any) -> bool:
     """Tell whether torch can use a value as a count: an integer, a boolean, or a zero of any type."""
     try:
         operator.index(value)
     except TypeError:
-        return bool(value == 0)
+        return isinstance(value, Real) and value == 0
     return True
 
 

@@ -19,6 +19,9 @@ REPLACEMENTS_KEPT = 100
 _SUMMED_TOGETHER = 256
 """How many batches' stage times are kept before they are summed: one sum of many costs less than many of two."""
 
+_FIGURES_A_LINE = 5
+"""How many figures the `repr` of statistics has in a line."""
+
 _log = logging.getLogger("headrace")
 
 
@@ -82,10 +85,22 @@ class Stats:
     encode_cpu_s: float = 0.0
     transport_s: float = 0.0
 
+    def __repr__(self) -> str:
+        """Write the figures that are not 0, the times in seconds, a few to a line."""
+        shown = [f"{name}={_figure(value)}" for name, value in vars(self).items() if value]
+        lines = [", ".join(shown[first : first + _FIGURES_A_LINE]) for first in range(0, len(shown), _FIGURES_A_LINE)]
+        return "Stats(" + ",\n      ".join(lines) + ")"
+
     @property
     def wait_percent(self) -> float:
         """The share of the elapsed time that the caller waited, in per cent; 0 before the first batch."""
         return 100 * self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({len(value)} of them)"
+    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
 
 
 class Meter:
