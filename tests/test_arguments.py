@@ -65,7 +65,9 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
                 Wrong([0, 0], ValueError, "weights are all zero: expected at least one weight > 0"),
                 Wrong(torch.ones(2, dtype=torch.bfloat16), TypeError, r"weights=tensor.*float\(\) of a tensor"),
                 Wrong(torch.ones(2, requires_grad=True), TypeError, r"weights=tensor.*detach\(\)"),
-                Wrong(np.ma.array([1.0, 2.0], mask=[0, 1]), ValueError, "(?s)weights=masked_array.*none of them masked"),
+                Wrong(
+                    np.ma.array([1.0, 2.0], mask=[0, 1]), ValueError, "(?s)weights=masked_array.*none of them masked"
+                ),
             ],
             "num_samples": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
             "replacement": [Wrong("no", TypeError), Wrong(1, TypeError), Wrong(None, TypeError)],
