@@ -77,7 +77,7 @@ def warning_of(loader: Any) -> str:
             "distributed=False says that it is meant."
         )
     return (
-        f"a {kind} of yours decides what each rank reads, and nothing in it tells that it knows of ranks: all of them "
+        f"your {kind} decides what each rank reads, and nothing in it tells that it knows of ranks: all of them "
         "may read the same. loader.verify() compares what their first steps hold. Leave it out and pass "
         "order=Balanced(labels), Weighted(...) or Subset(...), which are split, or give it attributes rank and "
         "num_replicas and split by them; distributed=False says that it is meant."

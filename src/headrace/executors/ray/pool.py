@@ -179,7 +179,9 @@ class RayPool(DispatchedPool[RayPeer]):
         return error
 
     def _describe_end(self, peer: RayPeer, cause: BaseException | None) -> str:
-        return "exited unexpectedly" if cause is None else f"exited unexpectedly ({shown(' '.join(str(cause).split()))})"
+        return (
+            "exited unexpectedly" if cause is None else f"exited unexpectedly ({shown(' '.join(str(cause).split()))})"
+        )
 
     def _give_up(self, make_error: Callable[[], BaseException], peer: RayPeer | None = None) -> None:
         super()._give_up(make_error, peer)
