@@ -5,7 +5,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import headrace
 from headrace import (
@@ -61,6 +63,11 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
                 Wrong(["a"], TypeError, "weights of dtype <U1 are not allowed"),
                 Wrong([1.0, -1.0], ValueError, r"weights\[1\]=-1\.0 is not allowed"),
                 Wrong([0, 0], ValueError, "weights are all zero: expected at least one weight > 0"),
+                Wrong(torch.ones(2, dtype=torch.bfloat16), TypeError, r"weights=tensor.*float\(\) of a tensor"),
+                Wrong(torch.ones(2, requires_grad=True), TypeError, r"weights=tensor.*detach\(\)"),
+                Wrong(
+                    np.ma.array([1.0, 2.0], mask=[0, 1]), ValueError, "(?s)weights=masked_array.*none of them masked"
+                ),
             ],
             "num_samples": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong("3", TypeError)],
             "replacement": [Wrong("no", TypeError), Wrong(1, TypeError), Wrong(None, TypeError)],
@@ -121,11 +128,20 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
         {},
         {
             "address": [Wrong(7, TypeError)],
-            "num_cpus": [Wrong(-1, ValueError), Wrong("1", TypeError), Wrong(True, TypeError)],
-            "resources": [Wrong([1], TypeError), Wrong("gpu", TypeError)],
+            "num_cpus": [
+                *(Wrong(-1, ValueError), Wrong("1", TypeError), Wrong(True, TypeError), Wrong(np.bool_(1), TypeError)),
+                *(Wrong(float("inf"), ValueError), Wrong(1j, TypeError)),
+            ],
+            "resources": [
+                *(Wrong([1], TypeError), Wrong("gpu", TypeError)),
+                Wrong({"a": "x"}, TypeError, r"resources\['a'\]='x' is not allowed: expected a finite number"),
+                Wrong({"a": -1}, ValueError, r"resources\['a'\]=-1 is not allowed"),
+                Wrong({5: 1}, TypeError, "a key of resources=5 is not allowed: expected a string"),
+                Wrong({"GPU": 1}, ValueError, "custom resources"),
+            ],
             "scheduling_strategy": [],  # anything that Ray takes, or will
-            "label_selector": [Wrong("zone", TypeError)],
-            "runtime_env": [Wrong("env", TypeError)],
+            "label_selector": [Wrong("zone", TypeError), Wrong({"a": 1}, TypeError, r"label_selector\['a'\]=1")],
+            "runtime_env": [Wrong("env", TypeError), Wrong({1: 2}, TypeError, "a key of runtime_env=1")],
             "hedge": [Wrong("yes", TypeError), Wrong(1, TypeError)],
             "shared_memory": [Wrong(None, TypeError)],
             "start_timeout_s": [Wrong(0, ValueError), Wrong("60", TypeError)],
@@ -142,8 +158,8 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
                 Wrong([0], ValueError, "sizes are all 0"),
                 Wrong(5, TypeError),
             ],
-            "streams": [Wrong(0, ValueError), Wrong(1.5, TypeError)],
-            "window": [Wrong(0, ValueError), Wrong("2048", TypeError)],
+            "streams": [Wrong(0, ValueError), Wrong(1.5, TypeError), Wrong(2**70, ValueError)],
+            "window": [Wrong(0, ValueError), Wrong("2048", TypeError), Wrong(2**70, ValueError)],
         },
     ),
     World: (
@@ -160,7 +176,7 @@ OTHERS: dict[Callable[..., Any], tuple[dict[str, Any], dict[str, list[Wrong]]]] 
             "length": [Wrong(0, ValueError, r"len\(dataset\)=0"), Wrong("5", TypeError, r"len\(dataset\)='5'")],
             "batch_size": [Wrong(0, ValueError), Wrong(None, TypeError)],
             "world": [Wrong((0, 2), TypeError), Wrong(None, TypeError)],
-            "tail": [Wrong("wrap", ValueError), Wrong(None, ValueError)],
+            "tail": [Wrong("wrap", ValueError), Wrong(None, ValueError), Wrong(np.arange(2), ValueError)],
             "seed": [Wrong(-1, ValueError), Wrong(None, TypeError)],
             "in_runs": [Wrong("yes", TypeError)],
             "batching": [Wrong("even", TypeError), Wrong(dict, TypeError)],

@@ -246,7 +246,7 @@ def soak(capsys: pytest.CaptureFixture[str], killer: Killer, **options: Any) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:worker .* somebody has sent SIGSTOP")
+@pytest.mark.filterwarnings("ignore:DataLoader worker")
 @pytest.mark.parametrize(("method", "kills"), [("fork", KILLS), ("spawn", SPAWN_KILLS)])
 @pytest.mark.timeout(240 + 5 * max(KILLS, SPAWN_KILLS))
 def test_soak(capsys: pytest.CaptureFixture[str], method: str, kills: int) -> None:

@@ -137,6 +137,20 @@ class KillsUnpickled(Mortal):
             os._exit(9)
 
 
+class Unloadable(list[int]):
+    """Cannot be unpickled in a worker."""
+
+    def __init__(self) -> None:
+        super().__init__(range(8))
+
+    def __reduce__(self) -> Any:
+        return _only_here, ()
+
+
+def _only_here() -> Any:
+    raise ModuleNotFoundError("No module named 'only_here'", name="only_here")
+
+
 class HalfPickled:
     """Ends its worker when it is pickled, the first time: its batch's tensors are in the slot then."""
 

@@ -28,6 +28,20 @@ class Stream(IterableDataset[int]):
         return iter(range(self.length))
 
 
+class Batches:
+    """Batches of a sampler that knows of no ranks."""
+
+    def __init__(self, seed: int) -> None:
+        self.draws = random.Random(seed)
+
+    def __len__(self) -> int:
+        return N // 2
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield self.draws.sample(range(N), 2)
+
+
 class Unbuilt:
     def __len__(self) -> int:
         raise OSError("the file list is missing")
@@ -87,7 +101,10 @@ def main() -> None:
             plan(distributed=World(rank * 2 // size, 2)) if size % 2 == 0 else plan()
         ),
         "agree, sampler": lambda: distributed(N),
-        "agree, parts": lambda: DataLoader(range(N + rank), sampler=RandomSampler(range(N))),
+        "agree, parts": lambda: DataLoader(range(N + rank), sampler=RandomSampler(range(N)), distributed=False),
+        "agree, own draws": lambda: DataLoader(range(N), batch_sampler=Batches(seed=rank)),
+        "first_steps": lambda: DataLoader(range(N), batch_sampler=Batches(seed=0)),
+        "rank, sampler": lambda: DataLoader(range(N), sampler=DistributedSampler(range(N), size, 0)),
         "agree, stream": lambda: DataLoader(Stream(N)),
         "agree, split stream": lambda: DataLoader(Stream(N), distributed=True),
         "agree, resumed": lambda: resumed(1),
@@ -128,6 +145,9 @@ def main() -> None:
         assert before[1:] == after[1:], name
         assert loader._schedule.epoch == epoch, name
         assert {key: repr(value) for key, value in vars(loader).items()} == known, name
+        if isinstance(loader.batch_sampler, Batches):
+            fresh = Batches(rank if name.startswith("agree") else 0)
+            assert [*loader.batch_sampler] == [*fresh], "a copy was asked"
     report(sys.argv[1], rank, told)
     dist.destroy_process_group()
 

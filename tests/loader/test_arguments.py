@@ -35,6 +35,7 @@ OWN_BATCHES = {"batch_sampler": [[1, 0]]}
 TWO_WORKERS = {"num_workers": 2}
 FOUR = {"batch_size": 4}
 INLINE = {"executor": "inline", "num_workers": 2}
+FOREIGN = ([1], {1}, np.arange(2), torch.ones(2), object())
 DATASET = "is not allowed: expected a dataset with __getitem__ and __len__"
 
 LOADER: dict[str, list[Case]] = {
@@ -77,6 +78,7 @@ LOADER: dict[str, list[Case]] = {
         AsTorch(1.0, text=r"num_workers=1\.0 is not allowed"),
         AsTorch([1], text=r"num_workers=\[1\] is not allowed"),
         *map(AsTorch, (0.0, False, True, np.int64(1), torch.tensor(1))),
+        *(Wrong(value, TypeError, "num_workers=.* is not allowed: expected") for value in FOREIGN[2:4]),
         Wrong(0, ValueError, r"num_workers=0 is not allowed: expected at least 1", {"executor": "thread"}),
         Ignored(2, {"executor": "inline"}, r"num_workers is ignored: executor='inline' has no use for it\. Leave"),
         Ignored(2, {"executor": InlineExecutor()}, r"num_workers is ignored: executor=InlineExecutor\(\) has no use"),
@@ -153,6 +155,7 @@ LOADER: dict[str, list[Case]] = {
         Ignored(World(0, 2), OWN_BATCHES),
     ],
     "tail": [
+        *(Wrong(value, ValueError, r"^tail=.* is not allowed: expected") for value in FOREIGN),
         *(Wrong(value, ValueError) for value in ("wrap", 3, False)),
         Wrong("pad", ValueError, beside={"drop_last": True}),
         *(Ignored(tail, SAMPLER) for tail in ("pad", "drop", "exact")),
@@ -161,6 +164,7 @@ LOADER: dict[str, list[Case]] = {
         Ignored("exact", {"dataset": Numbers(), "distributed": False}, "tail='exact' is ignored"),
     ],
     "executor": [
+        *(Wrong(value, TypeError, r"^executor=.* is not allowed: expected") for value in FOREIGN),
         Wrong("threads", ValueError),
         Wrong(3, TypeError),
         Wrong(ProcessExecutor, TypeError, "executor=<class '.*ProcessExecutor'> is not allowed"),
@@ -172,6 +176,7 @@ LOADER: dict[str, list[Case]] = {
         Wrong(2, ValueError, beside={"dataset": Numbers()}),
     ],
     "on_error": [
+        *(Wrong(value, ValueError, r"^on_error=.* is not allowed: expected") for value in FOREIGN),
         *(Wrong(value, ValueError) for value in ("skip", None, 1)),
         Wrong("replace", ValueError, beside=SAMPLER),
         Wrong("replace", ValueError, beside={"dataset": Numbers()}),

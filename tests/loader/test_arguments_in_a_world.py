@@ -17,6 +17,27 @@ from loader.argument_cases import Numbers, arguments
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
+
+class Unknown(RandomSampler):
+    """Knows of no ranks."""
+
+
+class Splits(Unknown):
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self._rank, self._world_size = 1, 2
+
+
+class Around:
+    """Batches of what another sampler draws."""
+
+    def __init__(self, base_sampler: Any) -> None:
+        self.base_sampler = base_sampler
+
+    def __iter__(self) -> Any:
+        return ([index] for index in self.base_sampler)
+
+
 SPLIT = "distributed=False says that it is meant"
 IN_A_WORLD: dict[str, tuple[dict[str, Any], str]] = {
     "a random sampler": ({"sampler": RandomSampler(range(5))}, f"what its RandomSampler draws.*{SPLIT}"),
@@ -25,6 +46,9 @@ IN_A_WORLD: dict[str, tuple[dict[str, Any], str]] = {
     "weights": ({"sampler": torch.utils.data.WeightedRandomSampler([1.0], 1)}, "WeightedRandomSampler draws.*Weighted"),
     "batches": ({"batch_sampler": BatchSampler(RandomSampler(range(5)), 2, False)}, "what its RandomSampler draws"),
     "no batches": ({"sampler": RandomSampler(range(5)), "batch_size": None}, "what its RandomSampler draws"),
+    "an own sampler": ({"sampler": Unknown(range(5))}, f"your Unknown.*{SPLIT}"),
+    "own batches": ({"batch_sampler": Around(Unknown(range(5)))}, f"your Around.*rank and num_replicas.*{SPLIT}"),
+    "a list": ({"batch_sampler": [[0, 1]]}, f"your list.*{SPLIT}"),
     "a stream": ({"dataset": Numbers()}, "an IterableDataset is read as it is on every rank"),
     "a seeded stream": ({"dataset": Numbers(), "seed": 1}, "an IterableDataset is read as it is on every rank"),
     "a generator": ({"generator": torch.Generator()}, "generator is ignored: 2 ranks split the epoch.*Pass seed="),
@@ -51,21 +75,17 @@ def test_several_ranks_are_told_once_what_has_no_effect(name: str, monkeypatch: 
     assert {one.filename for one in caught} == {__file__}
 
 
-class Unknown(RandomSampler):
-    """May split itself."""
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"sampler": torch.utils.data.DistributedSampler(range(5), 2, 0)},
         {"sampler": RandomSampler(range(5)), "distributed": False},
-        {"sampler": Unknown(range(5))},
-        {"sampler": [0, 1]},
-        {"batch_sampler": [[0, 1]]},
+        {"sampler": Unknown(range(5)), "distributed": False},
+        {"sampler": Splits(range(5))},
+        {"batch_sampler": Around(Splits(range(5)))},
         {"batch_sampler": BatchSampler(torch.utils.data.DistributedSampler(range(5), 2, 0), 2, False)},
         {"shuffle": True, "generator": torch.Generator(), "distributed": False},
-        {"sampler": [0, 1], "generator": torch.Generator()},
+        {"sampler": [0, 1], "generator": torch.Generator(), "distributed": False},
         {"shuffle": True, "seed": 1},
         {"order": Weighted([1.0] * 5), "shuffle": True},
         {"order": Subset([1, 2, 3]), "shuffle": True},

@@ -249,3 +249,12 @@ def test_own_arguments_are_kept_as_given() -> None:
     loader = DataLoader(FakeDataset(3), seed=1, order=order, distributed=True, tail="exact", executor="inline")
     kept = {name: vars(loader)[name] for name in ("seed", "order", "distributed", "tail", "executor")}
     assert kept == {"seed": 1, "order": order, "distributed": True, "tail": "exact", "executor": "inline"}
+
+
+@pytest.mark.parametrize("epoch", [2**70, 2**63, -1])
+def test_an_epoch_that_no_key_can_hold_is_refused(epoch: int) -> None:
+    loader = DataLoader(range(4), seed=1)
+    with pytest.raises(ValueError, match=rf"epoch={epoch} is not allowed: expected an integer in \[0, {2**62}\]"):
+        loader.set_epoch(epoch)
+    loader.set_epoch(2**62)
+    assert len(list(loader)) == 4

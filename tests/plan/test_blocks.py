@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -171,3 +172,18 @@ def test_small_data_has_fewer_streams(samples: int, streams: int) -> None:
     order = Blocks([samples])
     assert order == Blocks([samples], streams)
     assert 192 % order.streams == 0
+
+
+def test_memory_follows_the_data_and_not_the_options() -> None:
+    """A window or a number of streams beyond the data is the same order, in no more memory."""
+    sizes = [400, 100, 500]
+    positions = np.arange(1000)
+    for largest, of_data in (({"window": 2**31}, {}), ({"streams": 2**31}, {"streams": 1000})):
+        tracemalloc.start()
+        huge = Blocks(sizes, **{"streams": 1} | largest).epoch(1, 2, 1000)(positions)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**22
+        if of_data:
+            assert huge.tolist() == Blocks(sizes, **of_data).epoch(1, 2, 1000)(positions).tolist()
+        assert sorted(huge.tolist()) == list(range(1000))

@@ -364,3 +364,15 @@ def test_a_dealt_streams_state_is_not_that_of_one_that_is_not_dealt() -> None:
     other.load_state_dict(first.state_dict())
     with pytest.raises(StateMismatch, match=r"split=True.*has False"):
         iter(other)
+
+
+@pytest.mark.parametrize("batches", [2**70, 2**47, LENGTH])
+def test_a_count_beyond_the_epoch_is_refused(batches: int) -> None:
+    loader = sampled("torch's", False)
+    next(reader := iter(loader))
+    state = loader.state_dict()
+    del reader
+    state["rank_local"] = json.dumps(json.loads(state["rank_local"]) | {"batches": batches})
+    loader.load_state_dict(state)
+    with pytest.raises(StateMismatch, match="batches"):
+        iter(loader)

@@ -161,3 +161,12 @@ def test_an_error_is_no_batch() -> None:
         next(batches)
     next(batches)
     assert (loader.stats().batches, loader.stats().samples) == (2, 2)
+
+
+def test_people_can_read_them() -> None:
+    stats = Stats(batches=1234, samples=78976, wait_s=1.23456789, elapsed_s=20.0, replaced=1, replacements=(None,))  # type: ignore[arg-type]
+    assert str(Stats()) == "Stats()"
+    assert str(stats) == (
+        "Stats(batches=1,234, samples=78,976, wait_s=1.235, elapsed_s=20.000, replaced=1,\n"
+        "      replacements=(1 of them))"
+    )

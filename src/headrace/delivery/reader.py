@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -21,6 +22,11 @@ from headrace.telemetry.stats import Meter
 from headrace.types import Remark, Task
 from headrace.worker.streams import Portion, StreamEnd
 from headrace.worker.worker import Worker
+
+_TWO_THREADS = (
+    "two threads read from one iterator of a DataLoader at the same time, which would lose batches. Call next() "
+    'under a lock, or give each thread a loader of its own. To load in several threads pass executor="thread".'
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Reader(Droppable, Iterator[Any]):
         self._observers: Sequence[Observer] = ()
         self._transfer: Transfer | None = None
         self._growth = delivery.growth
+        self._thread = 0  # the thread that is in `next()`; 0 if none is
         self.restart(reading, transfer)
 
     def restart(self, reading: Pass, transfer: Transfer | None = None) -> None:
@@ -102,20 +109,25 @@ class Reader(Droppable, Iterator[Any]):
         if not recorded and profiled():
             with torch.autograd.profiler.record_function(f"enumerate(DataLoader)#{type(self).__name__}.__next__"):
                 return self.__next__(recorded=True)
+        if self._thread and self._thread != get_ident():
+            raise RuntimeError(_TWO_THREADS)
         started_s = perf_counter()
-        growth = self._growth
-        if growth is not None and self._pool is not None:
-            growth.step(started_s, self._pool)
-        if self._may_move:
-            with InterruptsHeld():
-                self._may_move = False
-                tasks = self._pass.revised()
-                if tasks is not None:
-                    self._prefetch(tasks)
-        direct, transfer = self._direct, self._transfer
-        if transfer is not None:
-            transfer.refuse_capture()
+        direct = self._direct
         try:
+            self._thread = get_ident()
+            growth = self._growth
+            if growth is not None and self._pool is not None:
+                growth.step(started_s, self._pool)
+            if self._may_move:
+                with InterruptsHeld():
+                    self._may_move = False
+                    tasks = self._pass.revised()
+                    if tasks is not None:
+                        self._prefetch(tasks)
+                        direct = self._direct
+            transfer = self._transfer
+            if transfer is not None:
+                transfer.refuse_capture()
             staging = self._staging
             staged = staging.batches
             if direct is None:
@@ -158,6 +170,7 @@ class Reader(Droppable, Iterator[Any]):
             staged.popleft()
             return batch
         finally:
+            self._thread = 0
             meter, now_s = self._meter, perf_counter()
             if direct is not None and direct.gathers:
                 meter.gathered_s += now_s - started_s

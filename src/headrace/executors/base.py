@@ -42,7 +42,7 @@ class Pool(Droppable, ABC):
         workers: How many workers there are.
         broken: Whether it can no longer do all its work: a worker died, or its messages were torn.
         when_broken: Called when it breaks.
-        when_restarted: Called when it has replaced a worker.
+        when_restarted: Called when it has replaced a worker, with that one's end in a sentence; "" if it has not ended.
         direct: The worker that computes a task at once in the caller's thread; None where other threads or processes
             compute.
         early: Tasks of the next pass that were submitted before it began, with their futures.
@@ -57,7 +57,7 @@ class Pool(Droppable, ABC):
     early: Sequence[tuple[Task, Future]] = ()
     allows_early: bool = False
     _owner: int
-    when_restarted: Callable[[], None] | None = None
+    when_restarted: Callable[[str], None] | None = None
 
     @abstractmethod
     def submit(self, task: Task, worker: int | None = None) -> Future:
@@ -114,10 +114,14 @@ class Pool(Droppable, ABC):
             self.when_broken()
         self.broken = True
 
-    def note_restart(self) -> None:
-        """Note that it has replaced a worker."""
+    def note_restart(self, end: str = "") -> None:
+        """Note that it has replaced a worker.
+
+        Args:
+            end: The worker and its end in a sentence; "" if it has not ended.
+        """
         if self.when_restarted is not None:
-            self.when_restarted()
+            self.when_restarted(end)
 
     def describe(self, window: Sequence[Future]) -> str:
         """Describe why a reader waits long: the state of its first future that is not done, and of the others."""

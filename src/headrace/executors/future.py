@@ -1,13 +1,15 @@
 """A batch to come, and the exception that may come in its place."""
 
 import os
+import pickle
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NoReturn
 
-from torch._utils import ExceptionWrapper
+from torch._utils import ExceptionWrapper, KeyErrorMessage
 
 from headrace.errors import note
 from headrace.memory.pickling import dump
@@ -27,10 +29,17 @@ def locate(error: BaseException, where: str) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on its way from a worker, with the notes that were added to it there."""
+    """An exception on its way from a worker.
+
+    Attributes:
+        wrapped: Its type, and its traceback as text, as torch sends them.
+        notes: The notes that were added to it in the worker.
+        pickled: The exception itself, pickled; empty if pickling would not give it back.
+    """
 
     wrapped: ExceptionWrapper
     notes: tuple[str, ...] = ()
+    pickled: bytes = b""
 
     @classmethod
     def of(cls, error: BaseException, where: str) -> "Failure":
@@ -41,24 +50,86 @@ class Failure:
             dump(type(error))
         except Exception:  # noqa: BLE001 - a local class cannot travel; its message and traceback can
             wrapped.exc_type = RuntimeError
-        return cls(wrapped, tuple(getattr(error, "__notes__", ())))
+            return cls(wrapped, tuple(getattr(error, "__notes__", ())))
+        return cls(wrapped, tuple(getattr(error, "__notes__", ())), _pickled(error))
 
     def reraise(self) -> NoReturn:
-        """Raise the same type of exception, as torch rebuilds it, with the notes."""
-        try:
-            self.wrapped.reraise()  # type: ignore[no-untyped-call]
-        except Exception as error:
-            for note in self.notes:
-                error.add_note(note)
-            raise
-        raise AssertionError("torch's wrapper always raises")
+        """Raise `error`."""
+        raise self.error()
 
     def error(self) -> Exception:
-        """Return what `reraise` raises."""
-        try:
-            self.reraise()
-        except Exception as error:  # noqa: BLE001 - it is returned
-            return error
+        """Return an exception of the same type, with the notes.
+
+        Its text is torch's, which has the worker's traceback, and its attributes are those of the exception in the
+        worker. Where a type cannot be made from a text, or does not keep it, that exception itself is returned, and
+        torch's text is its cause. Where that cannot be pickled it is a `RuntimeError`.
+        """
+        wrapped = self.wrapped
+        text = f"Caught {wrapped.exc_type.__name__} {wrapped.where}.\nOriginal {wrapped.exc_msg}"
+        original = _unpickled(self.pickled, wrapped.exc_type)
+        error = _made(wrapped.exc_type, text, original)
+        if error is None or not _keeps(error, text):
+            error = original or error or RuntimeError(text)
+            if type(error) is wrapped.exc_type:
+                error.__cause__ = RuntimeError(text)
+        vars(error).pop("__notes__", None)  # a pickled exception brings them, too
+        for one in self.notes:
+            error.add_note(one)
+        return error
+
+
+_SLOTS = ("errno", "strerror", "filename", "filename2", "name", "path")
+"""Attributes of Python's own exceptions that are not in their `__dict__`."""
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Return an exception as bytes; none where they would not give back an exception of its type."""
+    try:
+        data = pickle.dumps(error)
+    except Exception:  # noqa: BLE001 - its class, or what it holds, cannot be pickled
+        return b""
+    return b"" if _unpickled(data, type(error)) is None else data
+
+
+def _unpickled(data: bytes, kind: type[BaseException]) -> Exception | None:
+    """Return the exception of which these are the bytes; None if it is not of this type."""
+    try:
+        error = pickle.loads(data) if data else None
+    except Exception:  # noqa: BLE001 - what unpickling user classes may raise
+        return None
+    return error if type(error) is kind and isinstance(error, Exception) else None
+
+
+def _made(kind: type[Exception], text: str, original: Exception | None) -> Exception | None:
+    """Return an exception of a type, made from a text as torch makes it; None where that cannot be.
+
+    Args:
+        kind: The type.
+        text: The text.
+        original: An exception whose attributes it gets.
+    """
+    message = KeyErrorMessage(text) if issubclass(kind, KeyError) else text
+    error: Any = None
+    with suppress(Exception):  # the user's class may raise anything
+        error = kind(message)
+    if type(error) is not kind:
+        with suppress(Exception):  # torch's way where a class has an attribute `message`
+            error = kind(message=text)  # type: ignore[call-arg]
+    if type(error) is not kind:
+        return None
+    with suppress(Exception):
+        for name in _SLOTS:
+            if getattr(original, name, None) is not None:
+                setattr(error, name, text if name == "strerror" else getattr(original, name))
+        vars(error).update(vars(original) if original is not None else {})
+    return error
+
+
+def _keeps(error: Exception, text: str) -> bool:
+    try:
+        return text in str(error)
+    except Exception:  # noqa: BLE001 - the user's class may raise anything
+        return False
 
 
 @dataclass(frozen=True)

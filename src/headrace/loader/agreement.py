@@ -5,10 +5,10 @@ from itertools import groupby
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from headrace.errors import StateMismatch
+from headrace.loader import unsplit
 
 Fact = Mapping[str, object]
 """The facts of one rank: numbers and text by name. What the rank cannot know is left out."""
@@ -39,6 +39,8 @@ _OUTCOMES = {
     "rank": "A share that no rank has is never read, and one that several have is read several times: leave "
     "distributed= out, or pass World(rank, size) such that each rank of it occurs equally often; and call "
     "init_process_group before verify.",
+    "first_steps": "Ranks read the same samples: the sampler or batch_sampler knows of no ranks. Pass order= instead, "
+    "which is split, or a DistributedSampler; distributed=False says that it is meant.",
 }
 """The facts that are compared, and what follows from a difference. A fact that causes others comes before them."""
 
@@ -92,11 +94,14 @@ def fact_of(loader: Any) -> Fact:
         place = schedule.latest.state()
     fact: dict[str, object] = {"mode": source.mode, "epoch": place.epoch, "batch_size": loader.batch_size}
     if source.sampler:
-        deciding = loader.sampler if isinstance(loader.batch_sampler, BatchSampler | None) else loader.batch_sampler
+        deciding = unsplit.deciding(loader)
         fact |= {"order": source.sampler, "steps": _known_len(loader._index_sampler)}
         fact["epoch"] = getattr(deciding, "epoch", place.epoch)
         if isinstance(deciding, DistributedSampler):  # other samplers may serve data of this rank alone
             fact["dataset_length"] = _known_len(loader.dataset)
+            fact |= {"rank": deciding.rank, "world_size": deciding.num_replicas}
+        elif loader.distributed is None and source.world().size > 1 and not unsplit.splits(deciding):
+            fact["first_steps"] = unsplit.first_steps(loader)
         return fact
     world = source.world()
     whose = {"rank": world.rank, "world_size": world.size, "tail": source.current_tail()}
@@ -132,8 +137,9 @@ def _known_len(counted: Any) -> int | None:
 def compare(facts: Sequence[Fact]) -> None:
     """Raise an error if ranks differ in a fact that must be equal; its text is a table of values and ranks.
 
-    Everything must be equal but `rank`, and `steps` where the tail is "exact". `rank` and `world_size` tell whose share
-    a rank reads: every share must be read, and by equally many ranks (several, where a model is spread over them).
+    Everything must be equal but `rank`, `steps` where the tail is "exact", and `first_steps`, which must differ. `rank`
+    and `world_size` tell whose share a rank reads: every share must be read, and by equally many ranks (several, where
+    a model is spread over them).
 
     Args:
         facts: Those of every rank, in rank order. The names are those of `_OUTCOMES`; others are not compared.
@@ -151,6 +157,9 @@ def compare(facts: Sequence[Fact]) -> None:
         elif name == "rank" and "world_size" not in differing and len(whole) == len(facts):
             if shares := _uneven_shares(facts):
                 differing[name] = shares
+        elif name == "first_steps":
+            if alike := [(value, ranks) for value, ranks in groups if value != _said(None) and len(ranks) > 1]:
+                differing[name] = alike
         elif name == "steps" and all(facts[rank].get("tail") == "exact" for rank in whole):
             continue
         elif name != "rank" and len(groups) > 1:

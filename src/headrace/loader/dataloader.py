@@ -336,8 +336,10 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
 
         Compared are the dataset's length, the seed, the order, the epoch and the place in it, the batch size, the tail,
         the number of steps and whose share each rank reads. With a sampler or an iterable dataset of your own, that of
-        these which is known. Not seen are data that differ under the same length, a sampler that yields more or fewer
-        batches than its `len()` says, a rank that skips steps of its own accord, and a rank that never calls this.
+        these which is known; and what the first steps of a sampler hold that knows of no ranks, as a copy of it tells:
+        it must differ, unless `distributed=False` says that it is meant. Not seen are data that differ under the same
+        length, a sampler that yields more or fewer batches than its `len()` says, a rank that skips steps of its own
+        accord, and a rank that never calls this.
 
         Raises:
             StateMismatch: Ranks disagree, or one of them could not tell what it reads; raised on every rank, with a

@@ -4,24 +4,18 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from numbers import Real
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import (
-    BatchSampler,
-    IterDataPipe,
-    MapDataPipe,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from headrace.datasets.deferred import Deferred
 from headrace.delivery.budget import Budget
 from headrace.delivery.device.choice import checked_device
 from headrace.errors import bad_type, bad_value, shown, whole_number
 from headrace.executors import Executor, InlineExecutor, ProcessExecutor, RayExecutor, ThreadExecutor
+from headrace.loader import unsplit
 from headrace.plan import LengthBucketed, Order, Sequential, Shuffled, Subset
 from headrace.plan.endless import Endless
 from headrace.plan.plan import MAX_SEED
@@ -61,15 +55,13 @@ CELLS = "the order's cells="
 _SHARED_DATA = ("tp", "pp", "cp", "sp")
 """Usual names of dimensions of a mesh along which all ranks compute on the same batch."""
 
-_PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Torch's samplers that do not split an epoch over ranks."""
-
 
 def executor_of(executor: str | Executor | None, num_workers: int) -> Executor:
     """Return the executor that the arguments choose; by torch's rule for a wrong name, which `check` refuses."""
     if isinstance(executor, Executor):
         return executor
-    return EXECUTORS.get(executor or "", ProcessExecutor if num_workers else InlineExecutor)()
+    named = EXECUTORS.get(executor) if isinstance(executor, str) else None
+    return (named or (ProcessExecutor if num_workers else InlineExecutor))()
 
 
 def kind_of(loader: Any, sampled: bool, shuffle: bool) -> Kind:
@@ -141,7 +133,7 @@ def check(loader: Any, own_sampler: bool) -> None:
             fix = "Its epochs end with the stream."
             bad_value("epoch_samples", loader.epoch_samples, "None with an IterableDataset", fix)
     _check_distributed(loader.distributed)
-    if loader.tail is not None and loader.tail not in TAILS:
+    if loader.tail is not None and not _is_one_of(loader.tail, TAILS):
         bad_value("tail", loader.tail, f"None or one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
     if loader.drop_last and loader.tail in ("pad", "exact"):
         bad_value("tail", loader.tail, 'None or "drop" together with drop_last=True', "Leave one of the two out.")
@@ -183,8 +175,12 @@ def _check_order(order: object, dataset: Any) -> None:
         order.samples(len(dataset))
 
 
+def _is_one_of(value: object, allowed: tuple[str, ...]) -> bool:
+    return isinstance(value, str) and value in allowed  # an array is compared item by item
+
+
 def _check_on_error(on_error: object, dataset: Any, own_sampler: bool) -> None:
-    if on_error not in ON_ERROR:
+    if not _is_one_of(on_error, ON_ERROR):
         bad_value("on_error", on_error, f"one of {ON_ERROR}", 'Choose "raise" to stop at a broken sample.')
     if on_error == "raise":
         return
@@ -253,8 +249,9 @@ def torchs_types(dataset: object, num_workers: object, timeout: object, prefetch
     """
     try:
         yield
-    except TypeError:
-        _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
+    except Exception as error:
+        if isinstance(error, TypeError) or any(map(_undecided, (num_workers, timeout, prefetch_factor))):
+            _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
         raise
     _check_torchs_types(dataset, num_workers, timeout, prefetch_factor)
 
@@ -263,8 +260,8 @@ def _check_torchs_types(dataset: object, num_workers: object, timeout: Any, pref
     if not _counts(num_workers):
         bad_type("num_workers", num_workers, "an integer >= 0", "0 loads in the calling thread.")
     try:
-        operator.lt(timeout, 0)
-    except TypeError:
+        bool(operator.lt(timeout, 0))
+    except Exception:  # noqa: BLE001 - whatever a foreign type raises
         bad_type("timeout", timeout, "a number of seconds >= 0", "0 waits without a limit.")
     if prefetch_factor is not None and not _counts(prefetch_factor):
         bad_type("prefetch_factor", prefetch_factor, "None or an integer >= 1", "Leave it out for 2 per worker.")
@@ -280,12 +277,20 @@ def _check_torchs_types(dataset: object, num_workers: object, timeout: Any, pref
         bad_type("dataset", dataset, expected, "Check the function that should have made it.")
 
 
+def _undecided(value: object) -> bool:
+    """Tell whether a value cannot say whether it is true, as an array of several items."""
+    try:
+        return bool(value) and False
+    except Exception:  # noqa: BLE001 - whatever a foreign type raises
+        return True
+
+
 def _counts(value: Any) -> bool:
     """Tell whether torch can use a value as a count: an integer, a boolean, or a zero of any type."""
     try:
         operator.index(value)
     except TypeError:
-        return bool(value == 0)
+        return isinstance(value, Real) and value == 0
     return True
 
 
@@ -380,7 +385,7 @@ def warn_of_ranks(loader: Any) -> None:
             "inherited them, pass distributed=False to read everything.",
             "environment",
         )
-    text = _of_stream(loader) if is_iterable(loader.dataset) else _of_sampler(loader)
+    text = _of_stream(loader) if is_iterable(loader.dataset) else source.sampler and unsplit.warning_of(loader)
     if text:
         source.warn_once(text, "unsplit")
 
@@ -397,20 +402,6 @@ def _of_stream(loader: Any) -> str:
         "nodesplitter=split_by_node does, it needs nothing: pass distributed=False to say so. If it does not, every "
         "rank reads the whole of it: pass distributed=True to deal its samples to the ranks. What splits itself must "
         "not be dealt as well, or most of it is never read."
-    )
-
-
-def _of_sampler(loader: Any) -> str:
-    """Return the warning about a sampler of torch's that does not split; "" for others, which may split."""
-    batches, sampler = loader.batch_sampler, loader.sampler
-    if type(batches) is BatchSampler:
-        sampler = batches.sampler
-    elif batches is not None:
-        return ""
-    return (type(sampler) in _PLAIN_SAMPLERS and loader.distributed is None) * (
-        f"every rank reads the whole of what its {type(sampler).__name__} draws, which knows of no ranks. "
-        "Pass shuffle=True without a sampler, order=Weighted(...) or Subset(...), or a DistributedSampler; "
-        "distributed=False says that it is meant."
     )
 
 

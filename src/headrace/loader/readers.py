@@ -19,7 +19,7 @@ from headrace.delivery.reader import Delivery, Reader
 from headrace.delivery.window import Demand
 from headrace.executors import Executor, Pool
 from headrace.loader.accelerate import AccelerateLink
-from headrace.loader.samplers import AutoSampler
+from headrace.loader.samplers import AutoBatches, AutoSampler
 from headrace.memory.pinned import Pinning
 from headrace.progress import PlanPass, SamplerPass, StreamPass
 from headrace.progress.base import Pass
@@ -49,6 +49,7 @@ def read(loader: Any, executor: Executor) -> Reader:
 
 def _read_plan(loader: Any, executor: Executor, persistent: bool) -> Reader:
     """Begin a pass over the plan. Readers are independent of each other, and share persistent workers."""
+    _check_not_replaced(loader)
     plan = loader._source.plan()
     loader._schedule.begin()
     pool = loader._iterator if persistent else None
@@ -223,6 +224,24 @@ def _automatic(loader: Any) -> AutoSampler | None:
     return sampler if isinstance(sampler, AutoSampler) and alone else None
 
 
+def _check_not_replaced(loader: Any) -> None:
+    """Refuse a loader under a plan whose sampler or batch sampler was replaced after it was made: nobody would read it.
+
+    Raises:
+        ValueError: It was. Subclasses do that so that workers go on from epoch to epoch.
+    """
+    sampler, batches = loader.sampler, loader.batch_sampler
+    own = isinstance(sampler, AutoSampler)
+    if own and (batches is None or (type(batches) in (BatchSampler, AutoBatches) and batches.sampler is sampler)):
+        return
+    name, part = ("batch_sampler", batches) if own else ("sampler", sampler)
+    raise ValueError(
+        f"{name}={type(part).__qualname__} was put into this {type(loader).__qualname__} after it was made, and the "
+        "loader follows a plan, which does not read it. To keep workers from epoch to epoch pass "
+        "persistent_workers=True to headrace.DataLoader itself; pass a sampler of your own as an argument."
+    )
+
+
 def _drawn(loader: Any) -> Iterator[Task]:
     """Return the tasks that the sampler draws. For in-memory data and torch's own sampler they are whole rows."""
     sampler, batches = _automatic(loader), loader.batch_sampler
@@ -267,7 +286,7 @@ def _start(loader: Any, executor: Executor, **particulars: Any) -> Pool:
     growth = _growth(loader, executor)
     workers = loader._workers if growth is None else growth.workers
     pool = executor.start(work, workers, loader.multiprocessing_context)
-    loader._meter.watch(pool)
+    loader._meter.watch(pool, loader._remarks.append)
     if loader._source.kind in (Kind.SAMPLER, Kind.STREAM):
         pool.launch()  # before the user's sampler runs, as torch does: it may change what workers inherit
     return pool

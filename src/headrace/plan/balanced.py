@@ -52,7 +52,7 @@ class Balanced(Order):
         self.classes: NDArray[Any]
         try:
             self.classes, inverse = np.unique(array, return_inverse=True)
-        except TypeError as error:
+        except Exception as error:  # noqa: BLE001 - whatever comparing them raises
             raise TypeError(f"labels cannot be put in order: {error}. Pass integers, or pass strings.") from None
         self._labels = len(array)
         # members: dataset indices sorted by class; those of class c are members[first[c] : first[c + 1]].

@@ -22,6 +22,9 @@ _LEAST_SAMPLES = 256
 WINDOW = 2048
 """The number of neighbouring samples of a stream that are permuted together, by default."""
 
+_MOST = 2**31
+"""The largest number of streams, and of samples in a window."""
+
 _WINDOWS_KEPT = 2
 """The number of windows whose permutations are kept: ranks and workers stand in neighbouring ones."""
 
@@ -60,10 +63,12 @@ class Blocks(Order):
         if not array.any():
             raise ValueError("sizes are all 0: expected at least one block with a sample.")
         self.sizes: NDArray[np.int64] = array.astype(np.int64)
-        self.window = whole_number("window", window, low=1, fix="Some thousands mix well.")
+        self.window = whole_number("window", window, low=1, high=_MOST, fix="Some thousands mix well.")
         self._total = int(self.sizes.sum())
         fix = "A multiple of the world's size keeps ranks apart."
-        self.streams = _suitable(self._total) if streams is None else whole_number("streams", streams, low=1, fix=fix)
+        if streams is not None:
+            streams = whole_number("streams", streams, low=1, high=_MOST, fix=fix)
+        self.streams = _suitable(self._total) if streams is None else streams
 
     def _parameters(self) -> tuple[Any, ...]:
         return self.sizes, self.streams, self.window
@@ -88,7 +93,7 @@ class Blocks(Order):
 
     def epoch(self, seed: int, epoch: int, length: int) -> EpochOrder:
         """Return this epoch's order, wrapping round at the dataset's end."""
-        return _BlocksEpoch(*self._pieces(seed), self.streams, self.window, (seed, epoch))
+        return _BlocksEpoch(*self._pieces(seed), self._runs, self.window, (seed, epoch))
 
     def blocks_of(self, seed: int, stream: int) -> NDArray[np.int64]:
         """Return the numbers of the blocks that a stream reads, the same in every epoch.
@@ -101,6 +106,11 @@ class Blocks(Order):
         ends = np.cumsum(self.sizes)
         return np.unique(np.searchsorted(ends, starts[runs == stream], side="right"))
 
+    @property
+    def _runs(self) -> int:
+        """The number of streams that have samples."""
+        return min(self.streams, self._total)
+
     def _pieces(self, seed: int) -> tuple[NDArray[np.int64], Indices, NDArray[np.int64]]:
         """Return the pieces of blocks on the line of permuted blocks, cut where a run ends.
 
@@ -111,13 +121,13 @@ class Blocks(Order):
         placed = permutation(key("blocks", seed), len(self.sizes))(np.arange(len(self.sizes)))
         placed = placed[self.sizes[placed] > 0]
         ends = np.cumsum(self.sizes[placed])
-        cuts = np.unique(np.concatenate([ends, _run_starts(self._total, self.streams)[1:]]))
+        cuts = np.unique(np.concatenate([ends, _run_starts(self._total, self._runs)[1:]]))
         cuts = cuts[cuts > 0]
         starts = np.concatenate([[0], cuts[:-1]])
         blocks = np.searchsorted(ends, starts, side="right")
         before = ends[blocks] - self.sizes[placed[blocks]]  # where the piece's block begins on the line
         first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
-        runs = np.searchsorted(_run_starts(self._total, self.streams), starts, side="right") - 1
+        runs = np.searchsorted(_run_starts(self._total, self._runs), starts, side="right") - 1
         return runs, first[placed[blocks]] + starts - before, cuts - starts
 
 
@@ -184,7 +194,8 @@ class _Window:
     def __init__(self, run_starts: NDArray[np.int64], start: int, size: int, under: Key) -> None:
         self._run_starts, self._start, self._size, self._under = run_starts, start, size, under
         self._rows = np.full(len(run_starts) - 1, -1)  # of each run in the table; -1 where nobody has asked for it
-        self._table = np.empty((0, size), np.int32)
+        self._width = int(min(size, np.diff(run_starts).max()))  # no run has more places
+        self._table = np.empty((0, self._width), np.int32)
 
     def __call__(self, runs: NDArray[np.int64], places: Positions) -> NDArray[np.int64]:
         """Return the places on the line that are read at places of runs, all in this window, shape (n,) to (n,)."""
@@ -197,9 +208,9 @@ class _Window:
         return line
 
     def _permuted(self, runs: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return a permutation for each run, shape (runs, size); what exceeds a run's end is undefined."""
+        """Return a permutation for each run, shape (runs, width); what exceeds a run's end is undefined."""
         lengths = np.minimum(self._run_starts[runs + 1] - self._run_starts[runs] - self._start, self._size)
-        table = np.zeros((len(runs), self._size), np.int32)
+        table = np.zeros((len(runs), self._width), np.int32)
         for length in np.unique(lengths):  # at the end of the runs there are two
             chosen = np.flatnonzero(lengths == length)
             words = hash64(self._under, runs[chosen, None] * self._size + np.arange(length))

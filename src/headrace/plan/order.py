@@ -24,12 +24,18 @@ def flat_array(name: str, values: Any, allowed: str) -> NDArray[Any]:
 
     Raises:
         TypeError: It is no sequence.
-        ValueError: It is empty or not one-dimensional.
+        ValueError: It is empty or not one-dimensional, or has masked items.
     """
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of different lengths
         raise ValueError(f"{name} is not allowed: expected {allowed}, of one dimension ({error}).") from None
+    except Exception as error:  # noqa: BLE001 - such as a tensor's of a dtype that numpy does not have
+        fix = f"Pass an array, or tensor.detach().cpu().float() of a tensor ({' '.join(str(error).split())})"
+        bad_type(name, values, f"{allowed}, which numpy can hold", f"{fix}.")
+    if np.ma.is_masked(values):
+        fix = "Give each its own value, such as values.filled(0), or leave them out."
+        bad_value(name, values, f"{allowed}, none of them masked", fix)
     if array.ndim == 0:
         bad_type(name, values, allowed, "Pass a list, an array or a tensor.")
     if array.ndim > 1:

@@ -90,7 +90,7 @@ class Plan:
         }
         for name, number in numbers.items():
             object.__setattr__(self, name, number)  # numpy's integers would overflow
-        if self.tail not in TAILS:
+        if not isinstance(self.tail, str) or self.tail not in TAILS:
             bad_value("tail", self.tail, f"one of {TAILS}", 'Choose "pad" for equal steps on all ranks.')
         object.__setattr__(self, "samples", self.order.samples(self.length))
         if not (isinstance(self.batching, type) and issubclass(self.batching, Batching)):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import StateMismatch, whole_number
+from headrace.errors import StateMismatch, shown, whole_number
 
 VERSION = 1
 
@@ -49,7 +49,9 @@ class State:
             StateMismatch: It is none: the text says what is wrong with it.
         """
         if not isinstance(given, Mapping):
-            raise StateMismatch(f"state={given!r} is no state: expected the dictionary that state_dict() returned.")
+            raise StateMismatch(
+                f"state={shown(given)} is no state: expected the dictionary that state_dict() returned."
+            )
         missing = [name for name in cls.__dataclass_fields__ if name not in given]
         if missing:
             raise StateMismatch(

@@ -17,6 +17,9 @@ from headrace.plan.state import State, mismatch
 from headrace.progress.schedule import Schedule
 from headrace.types import Task
 
+MOST_BATCHES = 2**48
+"""No epoch has more batches: a state that counts more was changed by hand, and they are not looked for."""
+
 
 class Observer:
     """Is told of a reader's progress; the methods do nothing unless overridden."""

@@ -10,7 +10,7 @@ import torch
 
 from headrace.errors import whole_number
 from headrace.plan.state import State, mismatch
-from headrace.progress.base import Pass, count_samples, packed, unpacked
+from headrace.progress.base import MOST_BATCHES, Pass, count_samples, packed, unpacked
 from headrace.progress.schedule import Schedule
 from headrace.randomness import Generators, callers_generators_kept
 from headrace.types import Task
@@ -63,7 +63,7 @@ class SamplerPass(Pass):
         self._began: tuple[Generators, list[torch.Tensor]]
 
     def _take(self) -> None:
-        self.behind = whole_number("batches", self.local["batches"])
+        self.behind = whole_number("batches", self.local["batches"], high=MOST_BATCHES)
         self._packed = self.local["generators"]
         shared, own = unpacked(self._packed)
         self._began = Generators(shared), own
@@ -103,8 +103,11 @@ class SamplerPass(Pass):
     def skip(self) -> None:
         """Draw the tasks that were delivered before, and drop them."""
         tasks, done = self._tasks, frozenset(self._beyond)
-        for _ in range(0 if self._sampler_state is not None else self.behind):
-            next(tasks, None)
+        behind = 0 if self._sampler_state is not None else self.behind
+        drawn = sum(1 for _ in islice(tasks, behind))
+        if drawn < behind:
+            fix = "Give the loader the sampler that the state was saved with."
+            raise mismatch("batches delivered of the epoch", behind, drawn, fix)
         if self._stateful is not None:
             tasks = self._noted(tasks)
         if done:

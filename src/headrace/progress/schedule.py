@@ -8,6 +8,9 @@ from headrace.errors import StateMismatch, whole_number
 from headrace.plan.state import State, mismatch
 from headrace.progress.source import Source
 
+MAX_EPOCH = 2**62
+"""The largest epoch that may be chosen: keys and states hold 63 bits."""
+
 
 @dataclass(frozen=True, eq=False)
 class Start:
@@ -86,7 +89,7 @@ class Schedule:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` reads; the one it reads anyway goes on where it is."""
-        epoch = whole_number("epoch", epoch, fix="Epochs count from 0.")
+        epoch = whole_number("epoch", epoch, high=MAX_EPOCH, fix="Epochs count from 0.")
         if epoch != self.epoch:
             self.start, self.latest = Start(epoch, chosen=True), None
         self._abandoned = ""
@@ -97,7 +100,7 @@ class Schedule:
         Some begin to count at 0 again after a state was loaded: the first call then tells how far they are behind.
         """
         if self._offset is None:
-            self._offset = max(0, self.epoch - whole_number("epoch", epoch, fix="Epochs count from 0."))
+            self._offset = max(0, self.epoch - whole_number("epoch", epoch, high=MAX_EPOCH, fix="Epochs count from 0."))
         self.set_epoch(epoch + self._offset)
 
     def skip(self, batches: int) -> bool:

@@ -8,7 +8,7 @@ from headrace.datasets.deferred import Deferred
 from headrace.datasets.told_epoch import tell_epoch
 from headrace.errors import whole_number
 from headrace.plan.state import State
-from headrace.progress.base import Pass, count_samples, packed, unpacked
+from headrace.progress.base import MOST_BATCHES, Pass, count_samples, packed, unpacked
 from headrace.progress.schedule import HasState, Schedule
 from headrace.system.interrupts import InterruptsHeld
 from headrace.system.user_warnings import warn_user
@@ -210,4 +210,4 @@ def _start(batches: Any, read: Any, of_dataset: str, of_iterator: str = "", chec
         unpacked(of_iterator) if of_iterator else None,
         None if checksum is None else whole_number("checksum", checksum),
     )
-    return StreamStart(whole_number("batches", batches), whole_number("read", read), place)
+    return StreamStart(whole_number("batches", batches, high=MOST_BATCHES), whole_number("read", read), place)

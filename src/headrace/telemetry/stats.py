@@ -3,7 +3,9 @@
 import logging
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ REPLACEMENTS_KEPT = 100
 
 _SUMMED_TOGETHER = 256
 """How many batches' stage times are kept before they are summed: one sum of many costs less than many of two."""
+
+_FIGURES_A_LINE = 5
+"""How many figures the `repr` of statistics has in a line."""
 
 _log = logging.getLogger("headrace")
 
@@ -80,10 +85,22 @@ class Stats:
     encode_cpu_s: float = 0.0
     transport_s: float = 0.0
 
+    def __repr__(self) -> str:
+        """Write the figures that are not 0, the times in seconds, a few to a line."""
+        shown = [f"{name}={_figure(value)}" for name, value in vars(self).items() if value]
+        lines = [", ".join(shown[first : first + _FIGURES_A_LINE]) for first in range(0, len(shown), _FIGURES_A_LINE)]
+        return "Stats(" + ",\n      ".join(lines) + ")"
+
     @property
     def wait_percent(self) -> float:
         """The share of the elapsed time that the caller waited, in per cent; 0 before the first batch."""
         return 100 * self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({len(value)} of them)"
+    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
 
 
 class Meter:
@@ -104,15 +121,20 @@ class Meter:
         self._stages: list[Packed] = [NO_TIMES]  # first a sum, then those of batches that are not summed yet
         self._replacements: deque[Replaced] = deque(maxlen=REPLACEMENTS_KEPT)
         self._pool: Any = None
-        self._broken = False
+        self._broken = self._told_of_end = False
 
-    def watch(self, pool: Any) -> None:
-        """Read slots from the workers that were started last, and count those that are replaced."""
+    def watch(self, pool: Any, tell: Callable[[str], None]) -> None:
+        """Read slots from the workers that were started last, and count those that are replaced.
+
+        Args:
+            pool: These workers.
+            tell: Called with the text of the warning about the first of all workers that has ended.
+        """
         self.restarts += self._broken
         self._broken = False
         self._pool = weakref.ref(pool)
         pool.when_broken = self._note_broken
-        pool.when_restarted = self._note_restarted
+        pool.when_restarted = partial(self._note_restarted, tell)
 
     @property
     def pool(self) -> Any:
@@ -143,8 +165,16 @@ class Meter:
         self._replacements.append(replaced)
         _log.warning("%s", replaced)
 
-    def _note_restarted(self) -> None:
+    def _note_restarted(self, tell: Callable[[str], None], end: str) -> None:
         self.restarts += 1
+        if end and self._told_of_end:
+            _log.warning("restart %d: DataLoader %s", self.restarts, end)
+        elif end:
+            self._told_of_end = True
+            tell(
+                f"DataLoader {end}. Another one takes its place and its tasks are computed again: no batch is lost or "
+                'changed. Further ones are only logged, under "headrace", and counted in stats().restarts.'
+            )
 
     def read(self) -> Stats:
         """Return the statistics as they are now."""

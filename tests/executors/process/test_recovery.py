@@ -4,6 +4,7 @@ import array
 import fcntl
 import gc
 import os
+import re
 import resource
 import signal
 import termios
@@ -18,14 +19,22 @@ import pytest
 import torch
 
 from comparable import flat
-from executors.mortal_datasets import Gated, HalfWritten, KillsAtStart, KillsUnpickled, ManyParts, Mortal, first
+from executors.mortal_datasets import (
+    Gated,
+    HalfWritten,
+    KillsAtStart,
+    KillsUnpickled,
+    ManyParts,
+    Mortal,
+    first,
+)
 from headrace import DataLoader, DeliveryTimeout, WorkerDied
 from headrace.executors.dispatch import rules
 from waiting import LIMIT_S
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:epoch 0 was abandoned"),
-    pytest.mark.filterwarnings("error:worker"),  # of being stopped
+    pytest.mark.filterwarnings("ignore:DataLoader worker"),  # of a death, which tests look for where it matters
 ]
 
 BATCH = 3
@@ -101,7 +110,7 @@ def test_a_worker_that_sends_what_is_no_answer_is_replaced(tmp_path: Path, how: 
     dataset = Mortal(tmp_path, [10], how)
     loader = a_loader(dataset)
     reader = iter(loader)
-    with pytest.warns(UserWarning, match=r"worker \d \(pid \d+.*sent what is no answer .* or forked a copy") as told:
+    with pytest.warns(UserWarning, match=r"worker \d \(pid \d+\) sent what is no answer .* or forked a copy") as told:
         batches = [flat(batch) for batch in reader]
     assert batches == undisturbed(dataset)
     assert len([one for one in told if one.category is UserWarning]) == loader.stats().restarts == 1
@@ -192,10 +201,9 @@ def test_every_worker_dies_at_once(tmp_path: Path, start_method: str) -> None:
     assert not {worker.pid for worker in reader._workers} & set(victims)
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "exit"])
-def test_deaths_at_the_start_are_no_fault_of_the_first_task(tmp_path: Path, how: str) -> None:
+def test_kills_at_the_start_are_no_fault_of_the_first_task(tmp_path: Path) -> None:
     dataset = Mortal(tmp_path)
-    loader = a_loader(dataset, num_workers=1, worker_init_fn=KillsAtStart(tmp_path, 9, how))
+    loader = a_loader(dataset, num_workers=1, worker_init_fn=KillsAtStart(tmp_path, 9, "SIGKILL"))
     assert [flat(batch) for batch in loader] == undisturbed(dataset)
     assert loader.stats().restarts == 9
 
@@ -208,26 +216,38 @@ def test_deaths_while_unpickling(tmp_path: Path, start_method: str) -> None:
     assert loader.stats().restarts == 1
 
 
-@pytest.mark.parametrize(("workers", "deadly"), [(1, (0,)), (2, (0, 1)), (2, (1,))])
-def test_workers_that_never_come_up_are_an_error(tmp_path: Path, workers: int, deadly: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("how", "most", "workers", "deadly"),
+    [("exit", 2, 1, (0,)), ("SIGSEGV", 2, 2, (0, 1)), ("exit", 2, 2, (1,)), ("SIGKILL", 10, 2, (1,))],
+)
+def test_workers_that_never_come_up_are_an_error(
+    tmp_path: Path, how: str, most: int, workers: int, deadly: tuple[int, ...]
+) -> None:
+    """Two that end alike are enough, unless they may have been killed from outside."""
     dataset = Mortal(tmp_path, length=10_000)
-    start = KillsAtStart(tmp_path, 10_000, "exit", deadly)
+    start = KillsAtStart(tmp_path, 10_000, how, deadly)
     loader = a_loader(dataset, num_workers=workers, worker_init_fn=start)
     reader = iter(loader)
     with pytest.raises(WorkerDied, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly") as caught:
         list(reader)
-    assert "exit code 7" in str(caught.value.__cause__)
-    assert any(f"10 processes in a row died as worker {deadly[-1]}" in n or "worker 0" in n for n in notes(caught))
+    assert any(told in str(caught.value.__cause__) for told in ("exit code 7", "Killed", "Segmentation fault"))
+    (note,) = notes(caught)
+    assert "before it could do a task: worker_init_fn may have ended it" in note
     assert reader.broken  # type: ignore[attr-defined]
-    assert loader.stats().restarts < 10 * len(deadly)
+    assert loader.stats().restarts == most - 1
 
 
-def test_a_dataset_that_cannot_be_unpickled_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "MOST_FALSE_STARTS", 2)
-    loader = a_loader(KillsUnpickled(tmp_path, times=100), num_workers=1, multiprocessing_context="forkserver")
-    with pytest.raises(WorkerDied) as caught:
+def test_the_first_death_is_a_warning_and_the_others_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = a_loader(Mortal(tmp_path, [10, 20], "exit"), num_workers=1)
+    with pytest.warns(UserWarning, match="DataLoader worker") as told:
         list(loader)
-    assert "exit code 9" in str(caught.value.__cause__)
+    (warning,) = [str(one.message) for one in told]
+    how = r"worker 0 \(pid \d+\) exited unexpectedly with exit code 7, at step {0} of epoch 0 \(samples \[{1}"
+    assert re.match("DataLoader " + how.format(3, "9, 10, 11"), warning)
+    (logged,) = caplog.messages
+    assert re.match("restart 2: DataLoader " + how.format(6, "18, 19, 20"), logged)
 
 
 def notes(caught: Any) -> list[str]:
@@ -285,7 +305,7 @@ def test_a_batch_half_in_the_socket(tmp_path: Path) -> None:
 def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, start_method: str) -> None:
     dataset = Mortal(tmp_path, [10], "SIGSTOP")
     loader = a_loader(dataset, multiprocessing_context=start_method, num_workers=1)  # nobody helps it out
-    with pytest.warns(UserWarning, match=r"worker \d \(pid \d+, stopped\): somebody has sent SIGSTOP") as caught:
+    with pytest.warns(UserWarning, match=r"worker \d \(pid \d+\) has been stopped by SIGSTOP, and is kill") as caught:
         batches = [flat(batch) for batch in loader]
     assert batches == undisturbed(dataset)
     assert loader.stats().restarts == 1
@@ -296,7 +316,7 @@ def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path, start_method: str)
 def test_where_torch_decides_a_stopped_worker_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WorkerDied, match="exited unexpectedly") as caught:
         list(a_loader(Mortal(tmp_path, [10], "SIGSTOP"), seed=None))
-    assert "headrace: the worker had been stopped by SIGSTOP, and was killed for that" in notes(caught)
+    assert any("has been stopped by SIGSTOP; it was killed for that" in note for note in notes(caught))
 
 
 @pytest.mark.parametrize("options", [{"sampler": range(30), "seed": None}, {"seed": None}])

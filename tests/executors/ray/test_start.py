@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from torch._utils import cpu_count
@@ -211,3 +212,15 @@ def test_a_ray_node_that_cannot_import_headrace_is_an_error_at_once(tmp_path: Pa
 def test_wrong_arguments_of_prestart_are_refused(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+def test_numpys_numbers_become_pythons() -> None:
+    executor = RayExecutor(num_cpus=np.float32(0.5), idle_s=np.int64(3), resources={"disk": np.int32(1)})
+    assert [type(one) for one in (executor.num_cpus, executor.idle_s)] == [float, int]
+    assert repr(executor.options["resources"]) == "{'disk': 1}"
+
+
+@pytest.mark.ray
+def test_a_key_that_ray_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"runtime_env=\{'pipp': .* is not allowed: expected keys of .*'pip'"):
+        next(iter(a_loader(Squares(), replace(RAY, runtime_env={"pipp": ["numpy"]}))))

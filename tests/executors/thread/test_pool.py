@@ -1,6 +1,7 @@
 """Threads as workers: they compute at the same time, and share the global generators."""
 
 import random
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 import headrace
-from executors.thread_datasets import Computed, Stream
-from headrace import DataLoader
+from executors.thread_datasets import Computed, Gated, Stream
+from headrace import DataLoader, DeliveryTimeout
+from headrace.executors.thread import compute_lock
 from headrace.executors.thread.serial import FALSE_ALARMS
 from headrace.testing import FakeDataset
 from headrace.worker.seeding import worker_base_seed
@@ -265,3 +267,18 @@ def test_the_interpreter_ends_while_threads_compute(
     assert "Fatal" not in complaints
     assert "terminate" not in complaints
     assert "ignored" not in complaints
+
+
+def test_a_thread_that_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch of a loader is computed alone: it waits for the threads of all loaders."""
+    monkeypatch.setattr(compute_lock, "_LONG_S", 0.0)
+    hanging = Gated(lambda: 0.0, 3)
+    reader = iter(DataLoader(hanging, batch_size=3, num_workers=1, executor="thread", seed=1))
+    next(reader)
+    assert hanging.reached.wait(LIMIT_S)
+    other = DataLoader(range(4), num_workers=1, executor="thread", seed=1, timeout=0.1)
+    named = r"worker thread 0 is at step 1 of epoch 0 \(samples \[3, 4, 5\]\) of a Gated"
+    with pytest.warns(UserWarning, match=named), pytest.raises(DeliveryTimeout) as caught:
+        next(iter(other))
+    assert any(re.search(named, note) for note in caught.value.__notes__)
+    hanging.gate.set()

@@ -63,6 +63,8 @@ class Peer(Generic[F]):
         up: Whether it is set up; from then on, only a task can end it.
         lost: Whether it is gone, and another worker will take its place.
         leaving: Whether it gets no more tasks, since the pool is to have fewer workers.
+        why_killed: What it did for which it is killed, as the end of a sentence that begins with its name; else "".
+        end: How it ended, once it is lost, as the end of such a sentence.
         suspect: Whether the reader waited for one of its tasks until it was overdue; an answer clears this.
         task_s: The average time of its tasks, in seconds; 0 before the first answer.
         last_task_s: The time of its last task, in seconds.
@@ -72,7 +74,7 @@ class Peer(Generic[F]):
         min_message: The least number of tasks in a message to it while it is idle and others are busy.
     """
 
-    host = ""
+    host = why_killed = end = ""
     used = False
 
     def __init__(self, worker: int, false_starts: int = 0, patience_s: float | None = None) -> None:
@@ -165,8 +167,13 @@ class Peer(Generic[F]):
         more = len(self.unanswered) - _MOST_NAMED
         return f"{named} and {more} more" if more > 0 else named
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """Its number, and its process where that is known."""
         return f"worker {self.worker}"
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def unfinished(peer: Peer[Any]) -> Sequence[Dispatched]:

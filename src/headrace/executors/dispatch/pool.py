@@ -106,6 +106,14 @@ class DispatchedPool(Pool, Generic[P]):
         """Tell whether another worker may take the place of a lost one."""
         return self.work.repeatable
 
+    def _never_starts(self, peer: P) -> bool:
+        """Tell, of a worker that has just been lost, whether others would end before they are up, as it has."""
+        return False
+
+    def _describe_end(self, peer: P, cause: BaseException | None) -> str:
+        """Return how a lost worker ended, as the end of a sentence that begins with its name."""
+        return "has ended"
+
     def _look_after(self) -> None:
         """Check, about once a second of waiting, what the links do not show by themselves."""
 
@@ -266,11 +274,21 @@ class DispatchedPool(Pool, Generic[P]):
         if not self._is_current(peer):
             return
         was_up, false_starts = peer.up, 0 if peer.up else peer.false_starts + (not peer.used)
+        hopeless = self._never_starts(peer) or false_starts == rules.MOST_FALSE_STARTS
+        silent_s = self._clock() - peer.last_answer_s
         self._end(peer)
-        if self.broken or false_starts == rules.MOST_FALSE_STARTS or not self._may_replace(peer):
-            alone = not (self.work.repeatable or false_starts == rules.MOST_FALSE_STARTS)
+        if self.broken or hopeless or not self._may_replace(peer):
+            alone = not (self.work.repeatable or hopeless)
             self._give_up(partial(self._death, peer, false_starts, cause), peer if alone else None)
             return
+        if peer.why_killed or not at_fault:
+            peer.end = f"{peer.why_killed or f'has not answered for {silent_s:.0f} s'}, and is killed"
+        else:
+            peer.end = self._describe_end(peer, cause)
+        if not was_up:
+            peer.end += ", before it was up"
+        elif peer.unanswered:
+            peer.end += f", at {name_task(self.work, peer.unanswered[0].task)}"
         for future in self._dispatcher.lose(peer, at_fault):
             error = self._death(peer, 0, cause)
             how = self._how_it_ended(error)
@@ -287,7 +305,7 @@ class DispatchedPool(Pool, Generic[P]):
     def _replace(self, peer: P) -> None:
         """Start another worker in the place of a lost one."""
         self._peers[peer.worker] = self._start(peer.worker, peer.false_starts, peer.patience_s)
-        self.note_restart()
+        self.note_restart(f"{peer.name} {peer.end}")
 
     def _give_up(self, make_error: Callable[[], BaseException], peer: P | None = None) -> None:
         """Fail all tasks that are not answered, also later ones: a worker is gone for good, or the pool is.

@@ -28,7 +28,8 @@ class Server:
     """A process set up as a worker.
 
     Args:
-        work: What to do. It is changed in place: this process has a copy of its own, and another would cost memory.
+        work: What to do. It is changed in place: this process has a copy of its own, and another would cost memory. A
+            `Failure` if there is none: it is the answer to every task.
         worker_id: The worker's number.
         workers: How many workers there are.
         ring: The slots for batches.
@@ -40,14 +41,19 @@ class Server:
         clock: Has the stage times of the last answer.
     """
 
-    def __init__(self, work: Work, worker_id: int, workers: int, ring: Ring, where: str, threads: int = 1) -> None:
+    def __init__(
+        self, work: Work | Failure, worker_id: int, workers: int, ring: Ring, where: str, threads: int = 1
+    ) -> None:
         self.writer = SlotWriter(ring)
         self._where = where
+        self.clock = StageClock()
+        self._refusal: Failure | None = None
+        if isinstance(work, Failure):
+            self._refusal = work
+            return
         if work.collate_fn is default_collate:
             work.collate_fn = slot_collate(self.writer, as_torch=not work.keyed)
             work.allocate = self.writer.empty
-        self._refusal: Failure | None = None
-        self.clock = StageClock()
         try:
             self._worker = start_worker(work, worker_id, workers, threads)
             self.clock = self._worker.clock

@@ -248,9 +248,9 @@ def hang_up(end: socket.socket) -> None:
     end.close()
 
 
-def no_answer(who: str, why: str) -> str:
-    """Word the error about a worker's bytes that are not an answer, with the likely causes."""
+def no_answer(why: str) -> str:
+    """Word what a worker did whose bytes are not an answer, with the likely causes."""
     return (
-        f"{who} sent what is no answer ({why}): user code there has written to a descriptor that is not its own, or "
+        f"sent what is no answer ({why}): user code there has written to a descriptor that is not its own, or "
         "forked a copy that went on as if it was the worker"
     )

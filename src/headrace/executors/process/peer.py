@@ -32,7 +32,6 @@ class ProcessPeer(Peer[Assigned]):
         wire: The sockets to it.
         started: Whether the process was started.
         ready: Whether it has unpickled its work; then the next worker may be started.
-        remark: A note for the error about its death.
         writes: Whether the rank waits until it can send more.
     """
 
@@ -50,7 +49,6 @@ class ProcessPeer(Peer[Assigned]):
         self.process = process
         self.wire = Wire(*ends, self._receive)
         self.started = self.ready = self.writes = False
-        self.remark = ""
         self._dispatcher = dispatcher
         self._stopped_s: float | None = None
 
@@ -95,6 +93,11 @@ class ProcessPeer(Peer[Assigned]):
         """Close the sockets, and drop the futures: they would be in a reference cycle."""
         self.wire.close()
         self.drop_tasks()
+
+    @property
+    def name(self) -> str:
+        """Its number and process."""
+        return f"worker {self.worker} (pid {self.process.pid})"
 
     def __str__(self) -> str:
         state = state_of(self.process.pid)
@@ -152,19 +155,28 @@ def _has_ended(process: BaseProcess, *, at_once: bool = True) -> bool:
     return True
 
 
-def death_error(process: BaseProcess) -> WorkerDied:
-    """Wait for a process that is ending, and return torch's error about its death."""
+def exit_code(process: BaseProcess) -> int | None:
+    """Wait for a process that is ending, and return its exit code; None if it was not started, or does not end."""
     if process.pid is not None:
         process.join(GRACE_S)
-    code = process.exitcode
+    return process.exitcode
+
+
+def how_ended(code: int | None) -> str:
+    """Word an exit code, as the end of a sentence that begins with the process."""
     if code is not None and code < 0:
-        how = f"is killed by signal: {strsignal(-code) or Signals(-code).name}. "
-        hint = "The kernel kills with SIGKILL when memory runs out. " if -code == Signals.SIGKILL else ""
-    else:
-        how = f"exited unexpectedly with exit code {code}. "
-        hint = "Rerunning with num_workers=0 may show where. "
+        return f"is killed by signal: {strsignal(-code) or Signals(-code).name}"
+    return f"exited unexpectedly with exit code {code}"
+
+
+def death_error(process: BaseProcess) -> WorkerDied:
+    """Wait for a process that is ending, and return torch's error about its death."""
+    code = exit_code(process)
+    hint = "" if code is not None and code < 0 else "Rerunning with num_workers=0 may show where."
+    if code == -Signals.SIGKILL:
+        hint = "The kernel kills with SIGKILL when memory runs out."
     error = WorkerDied(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
-    error.__cause__ = RuntimeError(f"DataLoader worker (pid {process.pid}) {how}{hint}".rstrip())
+    error.__cause__ = RuntimeError(f"DataLoader worker (pid {process.pid}) {how_ended(code)}. {hint}".rstrip())
     return error
 
 

@@ -26,23 +26,24 @@ from torch._utils import cpu_count
 
 from headrace.datasets.attributes import Attributes
 from headrace.datasets.fork_safety import warn_before_fork
+from headrace.errors import note
 from headrace.executors.base import Executor, Pool
-from headrace.executors.dispatch import rules
 from headrace.executors.dispatch.pool import DispatchedPool
+from headrace.executors.future import Failure
 from headrace.executors.link.frames import EMPTY_FRAME
 from headrace.executors.link.lending import Lender
 from headrace.executors.link.serving import Server, serve
 from headrace.executors.link.stacks import stacks_of_workers, write_when_asked
 from headrace.executors.link.wire import Assigned, Wire, no_answer
 from headrace.executors.process.forks import Process, close_rank_end, end_with_rank, fork_all, forks_together
-from headrace.executors.process.peer import ProcessPeer, death_error, end_workers
+from headrace.executors.process.peer import ProcessPeer, death_error, end_workers, exit_code, how_ended
 from headrace.executors.process.room import workers_that_fit
+from headrace.executors.process.starting import FROM_OUTSIDE, UNPICKLED, refuse_in_import_of_main, why_not_up
 from headrace.memory.payload import Payload, receive
 from headrace.memory.slots import Mapping, Ring, keep_freed_memory
 from headrace.memory.unpicklable import unpicklable_part
 from headrace.randomness import accelerated
 from headrace.system.interrupts import Interruptible, InterruptsHeld
-from headrace.system.user_warnings import warn_user
 from headrace.types import Task
 from headrace.worker.work import Work
 
@@ -86,21 +87,25 @@ class ProcessExecutor(Executor):
         Raises:
             Exception: Whatever pickle raises where a start method other than fork must pickle the dataset.
         """
+        context = torch.multiprocessing if context is None else context
+        if context.get_start_method() != "fork":
+            refuse_in_import_of_main()
         with InterruptsHeld():
-            return _ProcessPool(work, workers, torch.multiprocessing if context is None else context)
+            return _ProcessPool(work, workers, context)
 
 
 class _ProcessPool(DispatchedPool[ProcessPeer]):
     def __init__(self, work: Work, workers: int, context: Any) -> None:
         super().__init__(work, workers, deals_all=True)
+        self._start_method: str = context.get_start_method()
         self._together = forks_together(context)
-        self._forks = context.get_start_method() == "fork"
         self._new_process = partial(Process, context) if self._together else context.Process
         self._payload: Payload | None = None
         self._attributes: Attributes | None = None  # the dataset's, when the first workers began
         keep_freed_memory()  # for batches that hold bytes or text; forked workers inherit the setting
         self._ended: list[BaseProcess] = []  # replaced or left, but not waited for yet
-        self._remark = ""  # why the pool does not replace workers any more; a note for the errors about their deaths
+        self._remark = ""  # why the pool does not replace workers any more
+        self._false_starts: dict[int, int | None] = {}  # how the last process ended that did not come up, by worker
         self._lender = Lender()
         self._wires: list[Wire] = []
         self._pin: Callable[[Mapping], None] | None = None
@@ -109,7 +114,7 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         self._unstarted: deque[tuple[ProcessPeer, list[socket.socket]]] = deque()
         try:
             # Forked workers inherit the work. For others it is pickled once, unless it can only be inherited.
-            if self._forks:
+            if self._start_method == "fork":
                 warn_before_fork(work.dataset)
                 accelerated()  # cached here for all workers
             else:
@@ -135,7 +140,7 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         with InterruptsHeld():
             try:
                 self._start_workers()
-                if self._forks and self._attributes is None and self.work.repeatable:
+                if self._start_method == "fork" and self._attributes is None and self.work.repeatable:
                     self._attributes = Attributes((self.work.dataset, self.work.collate_fn))
             except BaseException as error:
                 if isinstance(error, TypeError | AttributeError | PicklingError):
@@ -172,6 +177,8 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
 
     def _start_workers(self) -> None:
         """Start workers. No more of them import and unpickle at the same time than there are CPUs."""
+        if None in self._gone:  # whoever is started now has nothing to do
+            return
         if self._together:
             starting, self._unstarted = self._unstarted, deque()
             for peer, ends in starting:
@@ -205,7 +212,7 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         try:
             super()._replace(peer)
         except OSError as error:
-            self._remark = f"headrace: it could not be replaced: {error}"
+            self._remark = f"it could not be replaced: {error}"
             self._give_up(partial(self._death, peer, 0, None))
 
     def _end(self, peer: ProcessPeer) -> None:
@@ -221,16 +228,33 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
         peer.wire.close()
         self._ended = [one for one in (*self._ended, peer.process) if one.pid is not None and one.is_alive()]
 
+    def _never_starts(self, peer: ProcessPeer) -> bool:
+        """Tell whether two processes in a row, or the first two of all, have ended alike before they were up.
+
+        Kills from outside do not count: they hit processes by chance.
+        """
+        before = [*self._false_starts.values()] if not self.up else [self._false_starts.pop(peer.worker, None)]
+        if peer.up:
+            return False
+        how = self._false_starts[peer.worker] = exit_code(peer.process)
+        if how is None or how in FROM_OUTSIDE or how not in before:
+            return False
+        for other in self._everyone():
+            if not other.up:
+                other.kill()  # it would end in the same way, and say so once more
+        return True
+
     def _death(self, peer: ProcessPeer, false_starts: int, cause: BaseException | None) -> BaseException:
-        if false_starts == rules.MOST_FALSE_STARTS:
-            self._remark = (
-                f"headrace: {false_starts} processes in a row died as worker {peer.worker} before they could "
-                "do a task: unpickling the dataset, or worker_init_fn, may end them"
-            )
         error = death_error(peer.process)
-        if peer.remark or self._remark:
-            error.add_note(peer.remark or self._remark)
+        remark = peer.why_killed and f"{peer.name} {peer.why_killed}; it was killed for that"
+        if not (remark or self._remark) and false_starts:
+            remark = why_not_up(peer, false_starts, self._start_method)
+        if remark or self._remark:
+            note(error, remark or self._remark)
         return error
+
+    def _describe_end(self, peer: ProcessPeer, cause: BaseException | None) -> str:
+        return how_ended(exit_code(peer.process))
 
     def _how_it_ended(self, death: BaseException) -> str:
         return "; the last one " + str(death.__cause__).partition(") ")[2]
@@ -264,7 +288,13 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
             if (peer.wire.outbox or peer.writes) and peer.writes != bool(peer.wire.outbox):
                 self._poll.modify(peer.wire.end, select.POLLIN | (0 if peer.writes else select.POLLOUT))
                 peer.writes = not peer.writes
-        ready = self._poll.poll(math.ceil(timeout_s * 1000))
+        try:
+            ready = self._poll.poll(math.ceil(timeout_s * 1000))
+        except RuntimeError as error:
+            raise RuntimeError(
+                "two threads wait for the same workers: iterators of one loader with persistent_workers=True share "
+                "them. Give each thread a loader of its own"
+            ) from error
         with InterruptsHeld():
             for descriptor, events in ready:
                 peer = self._by_descriptor[descriptor]
@@ -280,24 +310,18 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
 
     def _hear_end(self, peer: ProcessPeer) -> None:
         """Replace a worker whose socket has closed, or whose bytes are no answer."""
-        why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
-        if why:
-            peer.remark = f"headrace: {why}; it was killed for that"
+        if peer.wire.garbled:
+            peer.why_killed = no_answer(peer.wire.garbled)
             peer.kill()
         self._lose(peer)
-        if why and self.work.repeatable:
-            text = f"{why}. It is killed, another takes its place, and its tasks are computed again."
-            warn_user(text)
 
     def _look_after(self) -> None:
         """Find workers that died or were stopped although their sockets do not show it."""
-        stopped = []
         with InterruptsHeld():
             self._ended = [one for one in self._ended if one.is_alive()]
             for peer in [one for one in self._by_descriptor.values() if one.started]:
                 if peer.stopped():
-                    stopped.append(str(peer))
-                    peer.remark = "headrace: the worker had been stopped by SIGSTOP, and was killed for that"
+                    peer.why_killed = "has been stopped by SIGSTOP"
                     peer.kill()
                 elif peer.process.is_alive():
                     continue
@@ -305,11 +329,6 @@ class _ProcessPool(DispatchedPool[ProcessPeer]):
                 self._lose(peer)
             if self._unstarted:
                 self._start_more()
-        if stopped and self.work.repeatable:
-            warn_user(
-                f"{', '.join(stopped)}: somebody has sent SIGSTOP. It is killed, another takes its place, and its "
-                "tasks are computed again.",
-            )
 
     def _stacks(self, peers: Sequence[ProcessPeer]) -> Sequence[str]:
         return stacks_of_workers((peer, peer.process.pid) for peer in peers)
@@ -403,9 +422,14 @@ def _worker_main(
         parent = multiprocessing.parent_process()
         if parent is not None and not end_with_rank(parent.sentinel):
             return
+        work: Work | Failure
         if given is None:
             keep_freed_memory()
-            work: Work = receive(descriptors)
+            try:
+                work = receive(descriptors)
+            except Exception as error:  # noqa: BLE001 - it is raised in the rank
+                note(error, UNPICKLED)
+                work = Failure.of(error, where)
             end.sendall(EMPTY_FRAME)  # ready
         else:
             work, attributes = given

@@ -1,16 +1,21 @@
 """The executor whose workers are Ray actors, on this machine and on others."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
-from headrace.errors import bad_type, bad_value, check_flag
+from headrace.errors import bad_type, bad_value, check_flag, whole_number
 from headrace.executors.base import Executor, Pool
 from headrace.executors.ray.cluster import Settings, check_installed, connect
 from headrace.executors.ray.idle import IDLE_ACTORS
 from headrace.executors.ray.pool import RayPool
 from headrace.system.interrupts import InterruptsHeld
 from headrace.worker.work import Work
+
+_OWN_OPTIONS = ("CPU", "GPU", "memory", "object_store_memory")
+"""Names of resources that Ray has options of their own for, and refuses among the others."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,21 @@ class RayExecutor(Executor):
     def __post_init__(self) -> None:
         if self.address is not None and not isinstance(self.address, str):
             bad_type("address", self.address, 'a string such as "host:port"', "Leave it out to find the cluster.")
-        _check_number("num_cpus", self.num_cpus)
-        _check_number("start_timeout_s", self.start_timeout_s, positive=True)
-        _check_number("idle_s", self.idle_s)
+        for name in ("num_cpus", "start_timeout_s", "idle_s"):
+            number = _checked_number(name, getattr(self, name), positive=name == "start_timeout_s")
+            object.__setattr__(self, name, number)
         for name in ("resources", "label_selector", "runtime_env"):
-            if not isinstance(getattr(self, name), Mapping | None):
-                bad_type(name, getattr(self, name), "None or a dictionary", "It is passed on to Ray.")
+            _check_names(name, getattr(self, name))
+        for name, amount in (self.resources or {}).items():
+            _checked_number(f"resources[{name!r}]", amount)
+            if name in _OWN_OPTIONS:
+                fix = "Pass num_cpus= for CPUs. GPUs are for training, and memory is not reserved."
+                bad_value("resources", self.resources, "custom resources of the cluster alone", fix)
+        labels: Mapping[str, object] = self.label_selector or {}
+        for name, value in labels.items():
+            if not isinstance(value, str):
+                fix = 'As in {"region": "eu"}, or {"region": "!us"}.'
+                bad_type(f"label_selector[{name!r}]", value, "a string", fix)
         for name in ("hedge", "shared_memory"):
             check_flag(name, getattr(self, name), default=True)
 
@@ -86,7 +100,7 @@ class RayExecutor(Executor):
         """Ray's options of each actor. Ray restarts and retries nothing, since the pool does."""
         given = {
             "num_cpus": self.num_cpus,
-            "resources": dict(self.resources) if self.resources else None,
+            "resources": {name: _checked_number(name, one) for name, one in (self.resources or {}).items()} or None,
             "scheduling_strategy": self.scheduling_strategy or "DEFAULT",
             "label_selector": dict(self.label_selector) if self.label_selector else None,
             "runtime_env": dict(self.runtime_env) if self.runtime_env else None,
@@ -113,12 +127,10 @@ class RayExecutor(Executor):
             TypeError: An argument is of the wrong type.
             ValueError: An argument lies outside its range.
         """
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int):
-            bad_type("num_workers", num_workers, "an integer, 0 or more", "Pass that of the loader.")
-        if num_workers < 0:
-            bad_value("num_workers", num_workers, "an integer, 0 or more", "Pass that of the loader.")
-        _check_number("keep_s", keep_s)
+        num_workers = whole_number("num_workers", num_workers, fix="Pass that of the loader.")
+        keep_s = _checked_number("keep_s", keep_s)
         ray = connect(self.address, num_workers * self.num_cpus)
+        _check_environment(ray, self.runtime_env)
         with InterruptsHeld():
             IDLE_ACTORS.start(ray, self.options, num_workers, keep_s)
 
@@ -128,17 +140,40 @@ class RayExecutor(Executor):
         Raises:
             ClusterUnavailable: There is no cluster at the address.
             MissingExtra: Ray is not installed.
+            ValueError: `runtime_env` has a key that Ray does not know.
             Exception: Whatever pickle raises for a dataset that cannot be pickled.
         """
         ray = connect(self.address, workers * self.num_cpus)
+        _check_environment(ray, self.runtime_env)
         with InterruptsHeld():
             mine = {name: getattr(self, name) for name in Settings._fields}
             return RayPool(ray, work, workers, Settings(**mine))
 
 
-def _check_number(name: str, value: Any, positive: bool = False) -> None:
-    low = "more than 0" if positive else "0 or more"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        bad_type(name, value, f"a number, {low}", "Leave it out for the default.")
-    if not (value > 0 if positive else value >= 0):
-        bad_value(name, value, f"a number, {low}", "Leave it out for the default.")
+def _checked_number(name: str, value: Any, positive: bool = False) -> float:
+    """Return a number as Python's own: an int if it is whole, as it was given, else a float."""
+    low = "a finite number, more than 0" if positive else "a finite number, 0 or more"
+    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's scalars are such numbers, too
+        bad_type(name, value, low, "Leave it out for the default.")
+    number = int(value) if isinstance(value, Integral) else float(value)
+    if not (number > 0 if positive else number >= 0) or not math.isfinite(number):
+        bad_value(name, value, low, "Leave it out for the default.")
+    return number
+
+
+def _check_names(option: str, value: Any) -> None:
+    if not isinstance(value, Mapping | None):
+        bad_type(option, value, "None or a dictionary", "It is passed on to Ray.")
+    for name in value or ():
+        if not isinstance(name, str):
+            bad_type(f"a key of {option}", name, "a string", "It is passed on to Ray.")
+
+
+def _check_environment(ray: Any, runtime_env: Mapping[str, Any] | None) -> None:
+    """Refuse keys that Ray does not know: it would leave them out, or fail when an actor starts."""
+    known = ray.runtime_env.RuntimeEnv.known_fields
+    if unknown := [name for name in runtime_env or () if name not in known]:
+        public = sorted(name for name in known if not name.startswith("_"))
+        bad_value(
+            "runtime_env", runtime_env, f"keys of {public}", f"Ray {ray.__version__} does not know {unknown[0]!r}."
+        )

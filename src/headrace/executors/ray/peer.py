@@ -122,7 +122,9 @@ class RayPeer(Peer[RayFuture]):
             answers.messages.extend(pickle.loads(piece))
         return answers._replace(received_s=time.perf_counter() - began_s)
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """Its number, process and host."""
         where = "" if self.setup_result is None else f" (pid {self.setup_result.pid} on {self.setup_result.host})"
         return f"worker {self.worker}{where}"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.errors import ClusterUnavailable, WorkerDied, note
+from headrace.errors import ClusterUnavailable, WorkerDied, note, shown
 from headrace.executors.dispatch.pool import CHECK_WORKERS_S, DispatchedPool
 from headrace.executors.link.stacks import stacks_of_workers
 from headrace.executors.link.wire import no_answer
@@ -178,6 +178,11 @@ class RayPool(DispatchedPool[RayPeer]):
         error.__cause__ = cause
         return error
 
+    def _describe_end(self, peer: RayPeer, cause: BaseException | None) -> str:
+        return (
+            "exited unexpectedly" if cause is None else f"exited unexpectedly ({shown(' '.join(str(cause).split()))})"
+        )
+
     def _give_up(self, make_error: Callable[[], BaseException], peer: RayPeer | None = None) -> None:
         super()._give_up(make_error, peer)
         for one in self._peers:  # Ray may hold the error, and its traceback this pool, for a long time
@@ -267,10 +272,8 @@ class RayPool(DispatchedPool[RayPeer]):
         if peer.wire is not None and flags & selectors.EVENT_WRITE:
             peer.wire.send()
         if peer.wire is not None and flags & selectors.EVENT_READ and not peer.wire.receive():
-            why = peer.wire.garbled and no_answer(str(peer), peer.wire.garbled)
-            self._lose(peer, ValueError(why) if why else None)
-            if why and self.work.repeatable:
-                warn_user(f"{why}. It is replaced, and its tasks are computed again.")
+            peer.why_killed = peer.wire.garbled and no_answer(peer.wire.garbled)
+            self._lose(peer, ValueError(f"{peer.name} {peer.why_killed}") if peer.why_killed else None)
 
     def _look_after(self) -> None:
         """Check for workers that do not come up, and for a lost head: neither causes events."""

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.executors.base import Executor, Pool, name_task
+from headrace.executors.base import Executor, Pool
 from headrace.executors.future import Future
 from headrace.executors.thread.compute_lock import compute_lock, forget_threads
 from headrace.executors.thread.serial import SerialComputing
@@ -108,12 +108,9 @@ class _ThreadPool(Pool):
     def describe(self, window: Sequence[Future]) -> str:
         threads = self._threads
         assert threads is not None
-        busy = [
-            f"worker thread {worker} is at {name_task(self.work, task)}"
-            for worker, task in enumerate(threads.current)
-            if task is not None
-        ]
-        return f"{'; '.join(busy) or 'no worker thread is at work'}; {super().describe(window)}"
+        busy = [threads.describe(worker) for worker, task in enumerate(threads.current) if task is not None]
+        others = "" if busy else compute_lock.describe_busy()  # a batch that is computed alone waits for all
+        return f"{'; '.join(busy) or others or 'no worker thread is at work'}; {super().describe(window)}"
 
     @property
     def owed(self) -> int:

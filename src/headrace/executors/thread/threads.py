@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from headrace.executors.base import name_task
 from headrace.executors.future import Failure, Future, locate
 from headrace.executors.thread.compute_lock import compute_lock, this_thread
 from headrace.executors.thread.delegated import DelegatedBatch, Outcome
@@ -72,6 +73,7 @@ class WorkerThreads:
     def serve(self, worker_id: int) -> None:
         """Compute jobs until `close`; the body of a worker thread."""
         begin_with_torch_threads(1)
+        name = partial(self.describe, worker_id)
         with self.as_worker(worker_id):
             self._initialize(worker_id)
             while (job := self._next_job(worker_id)) is not None:
@@ -79,10 +81,16 @@ class WorkerThreads:
                 if isinstance(job, DelegatedBatch):
                     job.run()
                 else:
-                    with compute_lock.shared():
+                    with compute_lock.shared(name):
                         self._compute(job, self.workers[worker_id])
                 self.current[worker_id] = None
                 del job
+
+    def describe(self, worker_id: int) -> str:
+        """Name a worker's thread, and what it computes now."""
+        task = self.current[worker_id]
+        what = "nothing" if task is None else name_task(self.work, task)
+        return f"worker thread {worker_id} is at {what} of a {type(self.work.dataset).__name__}"
 
     def as_worker(self, worker_id: int) -> AbstractContextManager[None]:
         """Make `get_worker_info` return a worker's info in this thread."""
