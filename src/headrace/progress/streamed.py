@@ -91,7 +91,7 @@ class StreamPass(Pass):
     def open(self) -> None:
         """Give the pass its number, and begin its endless tasks."""
         set_epoch = getattr(self._schedule.source.dataset, "set_epoch", None)
-        if self._workers and self._schedule.source.keys_stream() and callable(set_epoch):
+        if self._workers and self._schedule.source.tells_stream() and callable(set_epoch):
             # Workers call it, too, all at once: an epoch in shared memory must be right before they do.
             set_epoch(self.start.epoch)
         self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
@@ -106,7 +106,7 @@ class StreamPass(Pass):
 
         A stream that is not keyed by the epoch, and was not resumed, stays: workers have begun to read it.
         """
-        another = self.resumed or self._schedule.source.keys_stream()
+        another = self.resumed or self._schedule.source.tells_stream()
         if not (self._moves() and another):
             return None
         self.open()
@@ -157,7 +157,7 @@ class StreamPass(Pass):
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or, where its randomness is keyed by it, note that it was broken off."""
         super().ended(finished)
-        if not finished and self._count and self._schedule.source.keys_stream():
+        if not finished and self._count and self._schedule.source.tells_stream():
             self._schedule.abandon(self.start, f"{self._count} batches")
 
     def state(self) -> State:

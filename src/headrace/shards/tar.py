@@ -14,7 +14,7 @@ BLOCK = 512
 """Headers and data begin at multiples of this, in bytes."""
 
 _MOST_EXTENSION_BYTES = 2**20
-"""The largest long name or pax header that is read, in bytes."""
+"""The largest long name or pax header that is read, and the most that several may hold together, in bytes."""
 
 _HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
 """What is read of a header: name, size, checksum, type, magic, and what comes before the name."""
@@ -92,7 +92,7 @@ def members(data: Bytes, where: str) -> Iterator[Member]:
             if kind == _GNU_NAME:
                 extended["path"] = content.partition(b"\0")[0]
             elif kind != _GNU_LINK:
-                (shared if kind == _PAX_GLOBAL else extended).update(_records(content, where, at))
+                _add_records(shared if kind == _PAX_GLOBAL else extended, content, where, at)
             at = start + _whole(size)
             continue
         said = shared | extended if shared or extended else {}
@@ -116,6 +116,11 @@ def members(data: Bytes, where: str) -> Iterator[Member]:
                 yield Member(name.rstrip("/") if "path" in said else name, at, start, size)
         extended.clear()
         at = start + _whole(size)
+
+
+def is_header(block: memoryview | bytes) -> bool:
+    """Tell whether bytes are a member's header, by its checksum."""
+    return len(block) == BLOCK and _number(bytes(block[_CHECKSUM])) == checksum(block)
 
 
 def checksum(header: memoryview | bytes) -> int:
@@ -153,6 +158,13 @@ def _extension(data: Bytes, start: int, size: int, where: str) -> bytes:
     if len(content) < size:
         _corrupt(where, start - BLOCK, "an extension header does not fit into what is left: it was cut off")
     return content
+
+
+def _add_records(records: dict[str, bytes], content: bytes, where: str, at: int) -> None:
+    """Add the records of a pax header to earlier ones."""
+    records.update(_records(content, where, at))
+    if sum(len(name) + len(value) for name, value in records.items()) > _MOST_EXTENSION_BYTES:
+        _corrupt(where, at, f"extension headers hold more than {_MOST_EXTENSION_BYTES} bytes together")
 
 
 def _records(content: bytes, where: str, at: int) -> dict[str, bytes]:
