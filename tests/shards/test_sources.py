@@ -78,8 +78,10 @@ def outcomes(folder: Path, cases: int, seed: int) -> dict[str, dict[str, int]]:
     counts = {}
     for name, pack in FORMATS.items():
         draw, packed = random.Random(f"{name} {seed}"), pack(data)
-        shard = folder / f"{name}.tar"
+        shard = folder / f"a.{name}"
         expected = [sample | {"__url__": str(shard)} for sample in right]
+        shard.write_bytes(packed)
+        assert list(TarStream(shard)) == expected
         counts[name] = {"error": 0, "right": 0}
         for case in range(cases):
             damage = DAMAGES[case % len(DAMAGES)]
