@@ -215,7 +215,9 @@ def test_seed_and_epoch_decide_on_the_order(tmp_path: Path) -> None:
     assert first == read(dataset) == read(TarStream(paths, "cls", {}, shuffle=20, seed=3))
     assert sorted(first) == list(range(60))
     assert first != list(range(60)) != read(TarStream(paths, "cls", {}, shuffle=20, seed=4)) != first
+    begun = iter(dataset)
     dataset.set_epoch(1)
+    assert [sample[0] for sample in begun] == first
     assert sorted(read(dataset)) == list(range(60))
     assert read(dataset) != first
 

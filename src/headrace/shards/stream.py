@@ -145,7 +145,7 @@ class TarStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         world, info = resolve(None), get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        found = self._found(_Reader(world.rank, world.size, worker, workers))
+        found = self._found(_Reader(world.rank, world.size, worker, workers, self._epoch))
         if self.epoch_samples is not None:
             found = islice(found, self.worker_samples(workers)[worker])
         return starmap(self._sample, found)  # unlike a generator, it goes on behind a sample that raises an error
@@ -177,7 +177,7 @@ class TarStream(IterableDataset[Any]):
                     )
 
         # Keyed by the reader: another buffer holds other samples.
-        draw = _generator("stream buffer", self._seed, self._epoch, reader.number)
+        draw = _generator("stream buffer", self._seed, reader.epoch, reader.number)
         for shards in self._passes(reader, by_sample):
             found = samples_of(shards)
             yield from _shuffled(found, self._shuffle, draw) if self._shuffle else found
@@ -186,11 +186,11 @@ class TarStream(IterableDataset[Any]):
         """Yield the shards of this reader, again and again if an epoch has a number of samples."""
         total = len(self.shards)
         if self._resampled:
-            yield self._resampled_shards(_generator("stream resampling", self._seed, self._epoch, reader.number))
+            yield self._resampled_shards(_generator("stream resampling", self._seed, reader.epoch, reader.number))
         for again in count():
             order = np.arange(total)
             if self._shuffle:
-                order = _generator("stream shards", self._seed, self._epoch, again).permutation(total)
+                order = _generator("stream shards", self._seed, reader.epoch, again).permutation(total)
             shards = [self.shards[number] for number in order.tolist()]
             yield shards if by_sample else shards[reader.rank :: reader.ranks][reader.worker :: reader.workers]
             if self.epoch_samples is None:
@@ -273,12 +273,13 @@ def _generator(purpose: str, *words: int) -> np.random.Generator:
 
 
 class _Reader(NamedTuple):
-    """One of the workers of all ranks."""
+    """One of the workers of all ranks, and the epoch that it reads: `set_epoch` is for the next one."""
 
     rank: int
     ranks: int
     worker: int
     workers: int
+    epoch: int
 
     @property
     def number(self) -> int:
