@@ -49,12 +49,13 @@ class Forward:
 
     Args:
         file: The file.
+        first: Its first bytes, where these were read before.
     """
 
-    def __init__(self, file: Readable) -> None:
+    def __init__(self, file: Readable, first: bytes = b"") -> None:
         self._file = file
-        self._at = 0
-        self._kept = b""  # the last slice, of which the next may want the end again
+        self._at = len(first)
+        self._kept = first  # the last slice, of which the next may want the end again
 
     def __len__(self) -> int:
         return _ENDLESS
@@ -100,10 +101,14 @@ def opened(source: str) -> Iterator[Forward]:
         OSError: It cannot be read.
         ShardCorrupt: It is damaged, or the command failed.
     """
-    with _raw(source) as file:
-        forward = Forward(_unpacked(file))
-        yield forward
-        forward.finish()
+    try:
+        with _raw(source) as file:
+            forward = _unpacked(file)
+            yield forward
+            forward.finish()
+    except OSError as error:
+        error.filename = error.filename or source
+        raise
 
 
 @contextmanager
@@ -120,7 +125,7 @@ def _raw(source: str) -> Iterator["_Source"]:
             _end(process)
     else:
         with open(source, "rb") as file:
-            yield _Source(file, source)
+            yield _Source(file, source, direct=True)
 
 
 def _output(process: subprocess.Popen[bytes], source: str) -> Iterator["_Source"]:
@@ -157,16 +162,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Source:
-    """A source's own bytes. Errors name it.
+    """A source's own bytes.
 
     Attributes:
+        file: What follows the first bytes.
         name: Its name.
+        direct: Whether nobody asks for `ended`.
         first: Its first bytes, which reading returns again.
         ended: Whether its end was read.
     """
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], name: str, direct: bool = False) -> None:
+        self.file, self.direct = file, direct
         self.name = name
         self.ended = False
         self.first = self._ahead = b""
@@ -176,11 +183,7 @@ class _Source:
         if self._ahead:
             piece, self._ahead = self._ahead[:size], self._ahead[size:]
             return piece
-        try:
-            piece = self._file.read(size)
-        except OSError as error:
-            error.filename = error.filename or self.name
-            raise
+        piece = self.file.read(size)
         self.ended = self.ended or len(piece) < size
         return piece
 
@@ -315,17 +318,16 @@ _ZSTD, _SKIPPED = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 """How a frame begins, and, after its first byte, one that holds no data."""
 
 
-def _unpacked(file: _Source) -> Readable:
+def _unpacked(file: _Source) -> Forward:
     """Return what a source decompresses to."""
     first = file.first
-    if is_header(first):  # a member's name may begin like compressed data
-        return file
-    for magic, begin, errors in _FORMATS:
-        if first.startswith(magic):
-            return io.BufferedReader(_Unpacked(file, begin, errors), _UNPACKED_BYTES)
-    if first.startswith(_ZSTD) or (first[1:4] == _SKIPPED and first[0] >> 4 == 5):
-        return io.BufferedReader(_zstd(file), _UNPACKED_BYTES)
-    return file
+    if not is_header(first):  # a member's name may begin like compressed data
+        for magic, begin, errors in _FORMATS:
+            if first.startswith(magic):
+                return Forward(io.BufferedReader(_Unpacked(file, begin, errors), _UNPACKED_BYTES))
+        if first.startswith(_ZSTD) or (first[1:4] == _SKIPPED and first[0] >> 4 == 5):
+            return Forward(io.BufferedReader(_zstd(file), _UNPACKED_BYTES))
+    return Forward(file.file, first) if file.direct else Forward(file)
 
 
 def _zstd(file: _Source) -> io.RawIOBase:

@@ -212,11 +212,12 @@ class TarStream(IterableDataset[Any]):
         """Yield the members of a shard that belong to samples, with their data."""
         key, size = "", 0
         for member in members(data, shard):
-            named = key_and_field(member.name)
-            if named is None:
-                continue
-            if named[0] != key:
-                key, size = named[0], 0
+            if not (key and member.name.startswith(f"{key}.") and "/" not in member.name[len(key) :]):
+                named = key_and_field(member.name)
+                if named is None:
+                    continue
+                if named[0] != key:
+                    key, size = named[0], 0
             size += BLOCK + len(member.name) + member.size
             if size > self._most:
                 raise ShardCorrupt(
