@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from headrace import DataLoader, World
 from headrace.progress.base import packed
+from headrace.worker.streams import has_state
 from progress.drawing_streams import Keeping, Stream
 
 pytestmark = pytest.mark.filterwarnings("error:the iterable dataset was read again")
@@ -213,6 +214,13 @@ def test_shuffled_streams_of_hugging_face_go_on_where_they_were(
             assert ("shuffle" in kind) == all(not start[2] for start in json.loads(state["rank_local"])["starts"])
         other.load_state_dict(state)
         assert numbers(other) == numbers(reader if stop < 100 else first)
+
+
+def test_subclasses_of_hugging_faces_streams_are_known_too() -> None:
+    for kind, stateful in (("shuffle map", False), ("map", True)):
+        stream = of_hugging_face(kind)
+        stream.__class__ = type("Own", (type(stream),), {"__module__": "own"})
+        assert has_state(stream) == stateful
 
 
 def test_a_state_of_an_older_release_with_a_shuffled_streams_own_state_is_read_again() -> None:

@@ -177,7 +177,7 @@ _INEXACT = "BufferShuffledExamplesIterable"
 
 def _loses_samples(dataset: Any) -> bool:
     """Tell whether a dataset goes on from its own state without the samples that were in a shuffle buffer."""
-    if type(dataset).__module__.partition(".")[0] != "datasets":
+    if all(kind.__module__.partition(".")[0] != "datasets" for kind in type(dataset).__mro__):
         return False
     steps = [getattr(dataset, "_ex_iterable", None)]
     for step in steps:
