@@ -327,7 +327,7 @@ def _unpacked(file: _Source) -> Forward:
                 return Forward(io.BufferedReader(_Unpacked(file, begin, errors), _UNPACKED_BYTES))
         if first.startswith(_ZSTD) or (first[1:4] == _SKIPPED and first[0] >> 4 == 5):
             return Forward(io.BufferedReader(_zstd(file), _UNPACKED_BYTES))
-    return Forward(file.file, first) if file.direct else Forward(file)
+    return Forward(file.file, first) if file.direct and len(first) == BLOCK else Forward(file)
 
 
 def _zstd(file: _Source) -> io.RawIOBase:
