@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from headrace import DataLoader, World
+from headrace.progress.base import packed
+from headrace.worker.streams import has_state
 from progress.drawing_streams import Keeping, Stream
 
 pytestmark = pytest.mark.filterwarnings("error:the iterable dataset was read again")
@@ -164,3 +166,72 @@ def test_errors_in_a_stream_are_passed_over_when_it_is_read_again() -> None:
     other = DataLoader(Stream(), batch_size=4, seed=0, collate_fn=collate)
     other.load_state_dict(state)
     assert list(other) == list(reader)
+
+
+def of_hugging_face(kind: str) -> Any:
+    """A stream of 64 numbers, made by the steps that the name gives."""
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_dict({"x": list(range(64))}).to_iterable_dataset(num_shards=4)
+    for step in kind.split():
+        stream = {
+            "shuffle": lambda one: one.shuffle(seed=0, buffer_size=16),
+            "map": lambda one: one.map(lambda row: {"x": row["x"]}),
+            "take": lambda one: one.take(50),
+            "join": lambda one: datasets.concatenate_datasets([one, stream]),  # noqa: B023 - called at once
+            "torch": lambda one: one.with_format("torch"),
+        }[step](stream)
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "workers", "in_order"),
+    [
+        ("shuffle", None, 0, True),
+        ("shuffle", 3, 2, True),
+        ("shuffle map take torch", 3, 2, False),
+        ("shuffle join", None, 2, True),
+        ("map torch", 3, 0, True),
+    ],
+)
+def test_shuffled_streams_of_hugging_face_go_on_where_they_were(
+    kind: str, seed: int | None, workers: int, in_order: bool
+) -> None:
+    """Their own state leaves out what is in the shuffle's buffer."""
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(of_hugging_face(kind), batch_size=4, seed=seed, num_workers=workers, in_order=in_order)
+
+    def numbers(batches: Any) -> list[Any]:
+        read = [batch["x"].tolist() for batch in batches]
+        return read if in_order else sorted(read)
+
+    for stop in (0, 1, 5, 100):
+        first, other = loader(), loader()
+        reader = iter(first)
+        list(islice(reader, stop))
+        state = first.state_dict()
+        if stop in (1, 5):
+            assert ("shuffle" in kind) == all(not start[2] for start in json.loads(state["rank_local"])["starts"])
+        other.load_state_dict(state)
+        assert numbers(other) == numbers(reader if stop < 100 else first)
+
+
+def test_subclasses_of_hugging_faces_streams_are_known_too() -> None:
+    for kind, stateful in (("shuffle map", False), ("map", True)):
+        stream = of_hugging_face(kind)
+        stream.__class__ = type("Own", (type(stream),), {"__module__": "own"})
+        assert has_state(stream) == stateful
+
+
+def test_a_state_of_an_older_release_with_a_shuffled_streams_own_state_is_read_again() -> None:
+    first, other = (DataLoader(of_hugging_face("shuffle"), batch_size=4) for _ in range(2))
+    reader = iter(first)
+    for _ in range(3):
+        next(reader)
+    state = first.state_dict()
+    local = json.loads(state["rank_local"])
+    local["starts"] = [
+        (*start[:2], packed(first.dataset.state_dict(), first.dataset), "", None) for start in local["starts"]
+    ]
+    other.load_state_dict(state | {"rank_local": json.dumps(local)})
+    assert [batch["x"].tolist() for batch in other] == [batch["x"].tolist() for batch in reader]

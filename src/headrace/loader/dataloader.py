@@ -394,7 +394,9 @@ class DataLoader(accelerate.Prepared, torch.utils.data.DataLoader[T_co]):
         if source.planned():
             return source.shape().steps(self._schedule.epoch)
         if not (source.kind is Kind.STREAM and source.splits_stream()):
-            return super().__len__()
+            length = super().__len__()
+            counted = readers.stream_batches(self, options.executor_of(self.executor, self.num_workers))
+            return length if counted is None else counted
         share, batch_size = source.stream_samples(len(self.dataset)), source.batch_size  # type: ignore[arg-type]
         return share // batch_size if self.drop_last else -(-share // batch_size)
 

@@ -29,6 +29,7 @@ from headrace.system.limits import rank_cpus
 from headrace.types import IndexTask, Task
 from headrace.worker import in_memory
 from headrace.worker.seeding import worker_base_seed
+from headrace.worker.sharing import batches_of_workers
 from headrace.worker.work import Work
 
 
@@ -108,8 +109,15 @@ def _read_sampler(loader: Any, executor: Executor, persistent: bool) -> Reader:
 def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
     """Begin a pass over an iterable dataset, in the same steps as torch."""
     source = loader._source
-    if source.keys_stream():
+    if source.tells_stream():
         loader._schedule.begin()
+    if loader.drop_last and stream_batches(loader, executor) == 0:
+        source.warn_once(
+            "drop_last=True leaves no batch at all: in an epoch each worker reads fewer samples than "
+            f"batch_size={loader.batch_size}, and drops them. Use fewer workers, a smaller batch_size, or "
+            "drop_last=False.",
+            "no batch",
+        )
     reading = stream_pass(loader, executor)
     link = loader._link(reading, source.stream_share())
     reading.observers = () if link is None else (link,)
@@ -126,6 +134,14 @@ def _read_stream(loader: Any, executor: Executor, persistent: bool) -> Reader:
     if not executor.prefetches:
         pool.open_stream(reading.stream, reading.start.epoch)
     return _kept(loader, _reader(loader, executor, pool, reading, link, persistent), persistent)
+
+
+def stream_batches(loader: Any, executor: Executor) -> int | None:
+    """Count the batches of a stream that says how many samples each worker reads; None for others."""
+    if loader.batch_size is None:
+        return None
+    workers = int(loader.num_workers) if executor.prefetches else 1
+    return batches_of_workers(loader.dataset, workers, loader.batch_size, loader.drop_last)
 
 
 def stream_pass(loader: Any, executor: Executor) -> StreamPass:

@@ -187,7 +187,8 @@ class Schedule:
             )
         self._abandoned = ""
         size = source.world().size
-        if source.generator is not None and source.seed is source.state_seed is None and size > 1:
+        keyed = size > 1 and source.keyed(source.mode)
+        if keyed and source.generator is not None and source.seed is source.state_seed is None:
             source.warn_once(
                 f"generator is ignored: {size} ranks split the epoch, each of which could have another, "
                 f"and take the seed {source.resolved_seed()}. Pass seed=, the same on all ranks, instead.",

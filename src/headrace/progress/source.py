@@ -12,7 +12,7 @@ from headrace.plan import Order, Plan
 from headrace.system import world
 from headrace.system.user_warnings import warn_user
 from headrace.types import Tail, World
-from headrace.worker.sharing import StreamShare
+from headrace.worker.sharing import StreamShare, follows_epoch
 
 
 class Kind(Enum):
@@ -215,6 +215,10 @@ class Source:
     def keys_stream(self) -> bool:
         """Tell whether an iterable dataset's randomness is keyed by (seed, epoch)."""
         return self.seed is not None or self.splits_stream()
+
+    def tells_stream(self) -> bool:
+        """Tell whether an iterable dataset is told the epoch, on which its samples then depend."""
+        return self.keys_stream() or follows_epoch(self.dataset)
 
     def stream_words(self) -> tuple[int, ...] | None:
         """Return what keys an iterable dataset's randomness, or None for torch's own worker seeds.

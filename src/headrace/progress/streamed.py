@@ -92,7 +92,7 @@ class StreamPass(Pass):
 
     def open(self) -> None:
         """Give the pass its number, and begin its endless tasks."""
-        if self._workers and self._schedule.source.keys_stream():
+        if self._workers and self._schedule.source.tells_stream():
             # Workers tell their copies, too, all at once: an epoch in shared memory must be right before they do.
             tell_epoch(self._schedule.source.dataset, self.start.epoch)
         self.stream = self._schedule.streams = self._saved_stream or self._schedule.streams + 1
@@ -107,7 +107,7 @@ class StreamPass(Pass):
 
         A stream that is not keyed by the epoch, and was not resumed, stays: workers have begun to read it.
         """
-        another = self.resumed or self._schedule.source.keys_stream()
+        another = self.resumed or self._schedule.source.tells_stream()
         if not (self._moves() and another):
             return None
         self.open()
@@ -158,7 +158,7 @@ class StreamPass(Pass):
     def ended(self, finished: bool) -> None:
         """Advance the epoch, or, where its randomness is keyed by it, note that it was broken off."""
         super().ended(finished)
-        if not finished and self._count and self._schedule.source.keys_stream():
+        if not finished and self._count and self._schedule.source.tells_stream():
             self._schedule.abandon(self.start, f"{self._count} batches")
 
     def state(self) -> State:

@@ -3,20 +3,20 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count, islice, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.errors import ShardCorrupt, bad_type, bad_value, check_flag, note, whole_number
-from headrace.plan.keys import key
+from headrace.plan.keys import key as words_key
 from headrace.shards.decoding import Decode, Decoder
 from headrace.shards.fields import ABOUT, chosen, refuse_missing, slots_of
 from headrace.shards.names import COMMAND, Shards, shard_names
-from headrace.shards.samples import samples
+from headrace.shards.samples import key_and_field, samples
 from headrace.shards.sources import STANDARD_INPUT, Forward, opened
-from headrace.shards.tar import members
+from headrace.shards.tar import BLOCK, members
 from headrace.system.world import resolve
 
 
@@ -28,6 +28,13 @@ class _Loaded(NamedTuple):
     data: bytes
 
 
+_Found = tuple[str, str, dict[str, bytes]]
+"""An undecoded sample: the shard, the key and the fields."""
+
+_MOST_EMPTY = 16
+"""How often as many shards as there are may follow each other without a sample, before that is an error."""
+
+
 class TarStream(IterableDataset[Any]):
     """The samples of WebDataset's tar shards, read forward: for archives without an index.
 
@@ -36,24 +43,31 @@ class TarStream(IterableDataset[Any]):
 
     Shards are dealt over the ranks, and each rank's over its workers. Where there are fewer shards than workers in all
     ranks together, each worker reads all shards and keeps its share of the samples; a warning says so. The order
-    follows from the seed and the epoch alone. A loader with `seed=` sets the epoch; otherwise call `loader.set_epoch`
-    before each epoch, or all epochs are alike. A loader resumes by reading again up to its place.
+    follows from the seed and the epoch alone. A loader of headrace's tells the epoch, so that each has another order,
+    and resumes by reading again up to its place. Elsewhere call `set_epoch` before each epoch, or all are alike.
+
+    A sample that cannot be decoded raises an error; the next sample follows. A damaged shard ends the worker's pass.
 
     Args:
-        shards: Paths, as for `TarDataset`, also of compressed archives: `.gz`, `.tgz`, `.bz2`, `.xz`, `.zst`.
+        shards: Paths, as for `TarDataset`; `-` for standard input; `pipe:` and a shell command. Each may be compressed
+            by gzip, bzip2, xz or zstd, whatever its name.
         fields: Which fields to use, as for `TarDataset`.
         decode: How to decode fields, as for `TarDataset`.
         transform: Called with each decoded sample; its result is the sample.
         shuffle: How many samples a buffer holds, from which each next sample is drawn. Shards are permuted, too. 0
             reads in order.
         seed: Of the order.
-        epoch_samples: The samples of an epoch over all ranks and workers together, >= 1. Shards are read again, in
-            another order, where they have fewer. None: each shard once; then ranks may have different numbers of
-            samples.
+        epoch_samples: The samples of an epoch over all ranks and workers together, >= 1. Where ranks do not divide it,
+            it is rounded up, so that all ranks take equally many. Shards are read again, in another order, where they
+            have fewer samples; the buffer is emptied before. So an epoch of as many samples as the shards have is each
+            of them once, if each worker's shards have as many as its share. None: each shard once; then ranks may have
+            different numbers of samples.
         resampled: Whether each next shard is drawn from all, so that an epoch may read some often and others never. It
             needs `epoch_samples`.
         allow_commands: Whether `pipe:` sources may run shell commands.
         allow_pickle: Whether to unpickle fields that are pickles, as for `TarDataset`.
+        max_sample_bytes: The most memory that the names and the data of one sample may need before decoding, in
+            bytes, >= 1. A small compressed file may hold any number of bytes; a larger sample is `ShardCorrupt`.
 
     Raises:
         FileNotFoundError: No file matches.
@@ -78,6 +92,7 @@ class TarStream(IterableDataset[Any]):
         resampled: bool = False,
         allow_commands: bool = False,
         allow_pickle: bool = False,
+        max_sample_bytes: int = 2**30,
     ) -> None:
         for name, flag in (
             ("resampled", resampled),
@@ -92,7 +107,8 @@ class TarStream(IterableDataset[Any]):
         self._transform = transform
         self._shuffle = whole_number("shuffle", shuffle)
         self._seed = whole_number("seed", seed, high=2**63 - 1)
-        self._samples = None if epoch_samples is None else whole_number("epoch_samples", epoch_samples, low=1)
+        self.epoch_samples = None if epoch_samples is None else whole_number("epoch_samples", epoch_samples, low=1)
+        self._most = whole_number("max_sample_bytes", max_sample_bytes, low=1)
         self._resampled = resampled
         if resampled and epoch_samples is None:
             bad_value("resampled", True, "False without epoch_samples", "Say how many samples an epoch has.")
@@ -113,28 +129,29 @@ class TarStream(IterableDataset[Any]):
         Raises:
             TypeError: There is no `epoch_samples`: nobody has counted them.
         """
-        if self._samples is None:
+        return sum(self.worker_samples(1))
+
+    def worker_samples(self, workers: int) -> list[int]:
+        """Return how many samples of an epoch each of a rank's workers reads.
+
+        Raises:
+            TypeError: There is no `epoch_samples`: nobody has counted them.
+        """
+        if self.epoch_samples is None:
             raise TypeError("a TarStream without epoch_samples has no length: its samples have not been counted")
-        world = resolve(None)
-        return _share(self._samples, world.rank, world.size)
+        mine = -(-self.epoch_samples // resolve(None).size)
+        return [mine // workers + (worker < mine % workers) for worker in range(workers)]
 
     def __iter__(self) -> Iterator[Any]:
         world, info = resolve(None), get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        reader = _Reader(world.rank, world.size, worker, workers)
-        found = self._found(reader)
-        if self._shuffle:
-            # Keyed by the reader: another buffer holds other samples.
-            draw = _generator("stream buffer", self._seed, self._epoch, reader.number)
-            found = _shuffled(found, self._shuffle, draw)
-        if self._samples is not None:
-            mine = _share(self._samples, world.rank, world.size)
-            found = islice(found, _share(mine, worker, workers))
-        for shard, name, fields in found:
-            yield self._sample(shard, name, fields)
+        found = self._found(_Reader(world.rank, world.size, worker, workers, self._epoch))
+        if self.epoch_samples is not None:
+            found = islice(found, self.worker_samples(workers)[worker])
+        return starmap(self._sample, found)  # unlike a generator, it goes on behind a sample that raises an error
 
-    def _found(self, reader: "_Reader") -> Iterator[tuple[str, str, dict[str, bytes]]]:
-        """Yield this reader's samples, undecoded: the shard, the key and the fields."""
+    def _found(self, reader: "_Reader") -> Iterator[_Found]:
+        """Yield this reader's samples, undecoded, pass by pass."""
         by_sample = len(self.shards) < reader.all and not self._resampled
         if by_sample and reader.number == 0:
             warnings.warn(
@@ -142,39 +159,75 @@ class TarStream(IterableDataset[Any]):
                 "shards and keeps its share of the samples. Use fewer workers, or TarDataset, which splits by sample.",
                 stacklevel=2,
             )
-        read = 0
-        for shards in self._passes(reader, by_sample):
-            before = read
+        read = empty = 0
+
+        def samples_of(shards: Iterable[str]) -> Iterator[_Found]:
+            nonlocal read, empty
             for shard in shards:
-                for place, (name, fields) in enumerate(self._read(shard)):
-                    if not by_sample or place % reader.all == reader.number:
-                        read += 1
+                empty += 1
+                for name, fields in self._read(shard):
+                    empty = 0
+                    # Places count on over all shards and passes, so that shares differ by one sample at most.
+                    if not by_sample or read % reader.all == reader.number:
                         yield shard, name, fields
-            if read == before and self._samples is not None:
-                raise ValueError(f"shards {shards!r} have no sample for worker {reader.number} of {reader.all}")
+                    read += 1
+                if empty > _MOST_EMPTY * len(self.shards) and self.epoch_samples is not None:
+                    raise ValueError(
+                        f"{empty} shards in turn have no sample for worker {reader.number} of {reader.all}"
+                    )
+
+        # Keyed by the reader: another buffer holds other samples.
+        draw = _generator("stream buffer", self._seed, reader.epoch, reader.number)
+        for shards in self._passes(reader, by_sample):
+            found = samples_of(shards)
+            yield from _shuffled(found, self._shuffle, draw) if self._shuffle else found
 
     def _passes(self, reader: "_Reader", by_sample: bool) -> Iterator[Iterable[str]]:
         """Yield the shards of this reader, again and again if an epoch has a number of samples."""
         total = len(self.shards)
         if self._resampled:
-            draw = _generator("stream resampling", self._seed, self._epoch, reader.number)
-            while True:
-                yield [self.shards[number] for number in draw.integers(0, total, 64)]
+            yield self._resampled_shards(_generator("stream resampling", self._seed, reader.epoch, reader.number))
         for again in count():
             order = np.arange(total)
             if self._shuffle:
-                order = _generator("stream shards", self._seed, self._epoch, again).permutation(total)
+                order = _generator("stream shards", self._seed, reader.epoch, again).permutation(total)
             shards = [self.shards[number] for number in order.tolist()]
             yield shards if by_sample else shards[reader.rank :: reader.ranks][reader.worker :: reader.workers]
-            if self._samples is None:
+            if self.epoch_samples is None:
                 return
+
+    def _resampled_shards(self, draw: np.random.Generator) -> Iterator[str]:
+        while True:
+            for number in draw.integers(0, len(self.shards), 64):
+                yield self.shards[number]
 
     def _read(self, shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         """Yield the samples of a shard: the key and the fields."""
         local = not shard.startswith(COMMAND) and shard != STANDARD_INPUT
         with opened(os.path.join(self._folder, shard) if local else shard) as data:
-            for name, fields in samples(_loaded(data, shard), shard):
+            for name, fields in samples(self._loaded(data, shard), shard):
                 yield name, {field: member.data for field, member in fields.items()}
+
+    def _loaded(self, data: Forward, shard: str) -> Iterator[_Loaded]:
+        """Yield the members of a shard that belong to samples, with their data."""
+        key, size = "", 0
+        for member in members(data, shard):
+            if not (key and member.name.startswith(f"{key}.") and "/" not in member.name[len(key) :]):
+                named = key_and_field(member.name)
+                if named is None:
+                    continue
+                if named[0] != key:
+                    key, size = named[0], 0
+            size += BLOCK + len(member.name) + member.size
+            if size > self._most:
+                raise ShardCorrupt(
+                    f"{shard} has a sample at byte {member.header} that needs more than {self._most} bytes, the limit: "
+                    f"{key!r}. If the shard is right, pass a larger max_sample_bytes."
+                )
+            content = data[member.start : member.start + member.size]
+            if len(content) < member.size:
+                raise ShardCorrupt(f"{shard} is corrupt at byte {member.header}: its last member was cut off")
+            yield _Loaded(member.name, member.header, content)
 
     def _sample(self, shard: str, name: str, fields: dict[str, bytes]) -> Any:
         where = f"sample {name!r} of {shard}"
@@ -203,15 +256,6 @@ class TarStream(IterableDataset[Any]):
             raise
 
 
-def _loaded(data: Forward, shard: str) -> Iterator[_Loaded]:
-    """Yield the members of a shard with their data, which is gone when the next one is read."""
-    for member in members(data, shard):
-        content = data[member.start : member.start + member.size]
-        if len(content) < member.size:
-            raise ShardCorrupt(f"{shard} is corrupt at byte {member.header}: its last member was cut off")
-        yield _Loaded(member.name, member.header, content)
-
-
 def _shuffled(found: Iterator[Any], size: int, draw: np.random.Generator) -> Iterator[Any]:
     """Yield all items, each drawn from a buffer of so many."""
     buffer = list(islice(found, size))
@@ -225,22 +269,18 @@ def _shuffled(found: Iterator[Any], size: int, draw: np.random.Generator) -> Ite
         yield buffer.pop()
 
 
-def _share(total: int, number: int, among: int) -> int:
-    """Return the share of one among several; the first ones have one more where it does not divide."""
-    return total // among + (number < total % among)
-
-
 def _generator(purpose: str, *words: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=np.array(key(purpose, *words), np.uint64)))
+    return np.random.Generator(np.random.Philox(key=np.array(words_key(purpose, *words), np.uint64)))
 
 
 class _Reader(NamedTuple):
-    """One of the workers of all ranks."""
+    """One of the workers of all ranks, and the epoch that it reads: `set_epoch` is for the next one."""
 
     rank: int
     ranks: int
     worker: int
     workers: int
+    epoch: int
 
     @property
     def number(self) -> int:

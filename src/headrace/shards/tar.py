@@ -16,7 +16,7 @@ BLOCK = 512
 """Headers and data begin at multiples of this, in bytes."""
 
 _MOST_EXTENSION_BYTES = 2**20
-"""The largest long name or pax header that is read, in bytes."""
+"""The largest long name or pax header that is read, and the most that several may hold together, in bytes."""
 
 _HEADER = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
 """What is read of a header: name, size, checksum, type, magic, and what comes before the name."""
@@ -116,7 +116,7 @@ def members(data: Bytes, where: str, skipped: Skipped | None = None, at: int = 0
             if kind == _GNU_NAME:
                 extended["path"] = content.partition(b"\0")[0]
             elif kind != _GNU_LINK:
-                (shared if kind == _PAX_GLOBAL else extended).update(_records(content, where, at))
+                _add_records(shared if kind == _PAX_GLOBAL else extended, content, where, at)
             at = start + _whole(size)
             continue
         said = shared | extended if shared or extended else {}
@@ -146,6 +146,11 @@ def _name(extended: bytes | None, short: bytes, prefix: bytes) -> str:
     if prefix[0] and extended is None:
         path = prefix.partition(b"\0")[0] + b"/" + path
     return path.decode("utf-8", "surrogateescape")
+
+
+def is_header(block: memoryview | bytes) -> bool:
+    """Tell whether bytes are a member's header, by its checksum."""
+    return len(block) == BLOCK and _number(bytes(block[_CHECKSUM])) == checksum(block)
 
 
 def checksum(header: memoryview | bytes) -> int:
@@ -183,6 +188,13 @@ def _extension(data: Bytes, start: int, size: int, where: str) -> bytes:
     if len(content) < size:
         _corrupt(where, start - BLOCK, "an extension header does not fit into what is left: it was cut off")
     return content
+
+
+def _add_records(records: dict[str, bytes], content: bytes, where: str, at: int) -> None:
+    """Add the records of a pax header to earlier ones."""
+    records.update(_records(content, where, at))
+    if sum(len(name) + len(value) for name, value in records.items()) > _MOST_EXTENSION_BYTES:
+        _corrupt(where, at, f"extension headers hold more than {_MOST_EXTENSION_BYTES} bytes together")
 
 
 def _records(content: bytes, where: str, at: int) -> dict[str, bytes]:

@@ -106,6 +106,25 @@ class _DealtInRuns:
         return next(self._mine)
 
 
+def follows_epoch(dataset: Any) -> bool:
+    """Tell whether a stream is told the epoch even without a seed of the loader's: its order depends on that alone."""
+    return isinstance(dataset, TarStream)
+
+
+def batches_of_workers(dataset: Any, workers: int, batch_size: int, drop_last: bool) -> int | None:
+    """Count a rank's batches of a stream that says what each worker reads; None for others.
+
+    Args:
+        dataset: The stream.
+        workers: The rank's workers, at least one.
+        batch_size: Samples in a batch.
+        drop_last: Whether each worker's last batch is dropped if it is short.
+    """
+    if not (isinstance(dataset, TarStream) and dataset.epoch_samples is not None):
+        return None
+    return sum((have if drop_last else have + batch_size - 1) // batch_size for have in dataset.worker_samples(workers))
+
+
 _WEBDATASETS_SPLITTERS = ("split_by_node", "single_node_only", "ResampledShards")
 """Stages of a WebDataset pipeline that decide which samples a rank reads; the second refuses several ranks."""
 

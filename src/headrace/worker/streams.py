@@ -58,6 +58,8 @@ class Stream:
     def __init__(self, dataset: Any, share: StreamShare | None, keys: tuple[int, int], start: StreamStart) -> None:
         self._dataset = dataset
         self._keys = keys
+        if _loses_samples(dataset):  # states of older releases have its own
+            start = start._replace(place=StreamPlace(checksum=start.place.checksum))
         place = start.place
         stateful = place.of_dataset is not None or place.of_iterator is not None
         between = stateful and not start.batches
@@ -164,8 +166,25 @@ def state_between(dataset: Any) -> Any:
 
 
 def has_state(one: Any) -> bool:
-    """Tell whether an object keeps a state of its own, under the names that torch uses."""
-    return callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))
+    """Tell whether an object keeps a state of its own, under the names that torch uses, from which it can go on."""
+    names = ("state_dict", "load_state_dict")
+    return all(callable(getattr(one, name, None)) for name in names) and not _loses_samples(one)
+
+
+_INEXACT = "BufferShuffledExamplesIterable"
+"""The step of a stream of Hugging Face's datasets whose state has no samples: those in its buffer would be lost."""
+
+
+def _loses_samples(dataset: Any) -> bool:
+    """Tell whether a dataset goes on from its own state without the samples that were in a shuffle buffer."""
+    if all(kind.__module__.partition(".")[0] != "datasets" for kind in type(dataset).__mro__):
+        return False
+    steps = [getattr(dataset, "_ex_iterable", None)]
+    for step in steps:
+        if type(step).__name__ == _INEXACT:
+            return True
+        steps += [*getattr(step, "ex_iterables", ()), *filter(None, [getattr(step, "ex_iterable", None)])]
+    return False
 
 
 def _state_of(stateful: Any) -> Any:

@@ -33,6 +33,7 @@ from headrace.types import IndexTask, PlanTask, Remark, Replaced, Rows, StreamSt
 from headrace.worker.fetch import Fetcher
 from headrace.worker.in_memory import Unsuitable, gatherer, rows_of
 from headrace.worker.seeding import Seeder
+from headrace.worker.sharing import follows_epoch
 from headrace.worker.steps import Steps
 from headrace.worker.streams import REREAD_DIFFERS, Stream, StreamEnd
 from headrace.worker.work import Work, is_iterable
@@ -342,12 +343,11 @@ class Worker:
         self._stream = None
         dataset, words = self._dataset, work.stream_words
         under = key("stream", work.base_seed, number) if words is None else key("stream", *words, epoch)
-        if words is not None:
-            if seeded:
-                seed_from_words(generator_seeds_at(under, self.worker_id))
-            told = ToldEpoch.of(dataset)
-            if told is not None:
-                told.read(epoch, lambda: None)
+        if words is not None and seeded:
+            seed_from_words(generator_seeds_at(under, self.worker_id))
+        told = ToldEpoch.of(dataset) if words is not None or follows_epoch(dataset) else None
+        if told is not None:
+            told.read(epoch, lambda: None)
         resumes = work.starts and number == work.starts_stream
         start = work.starts[self.worker_id] if resumes else StreamStart()
         self._stream = Stream(dataset, work.share, (under.low, self.worker_id), start)
