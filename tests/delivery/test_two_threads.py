@@ -1,14 +1,13 @@
 """One iterator, or the workers of one loader, in two threads: a clear error, and no batch is lost."""
 
 import os
-import signal
 import threading
 from typing import Any
 
 import pytest
 
 from headrace import DataLoader
-from waiting import LIMIT_S, wait_until
+from waiting import LIMIT_S
 
 
 class Gated:
@@ -42,20 +41,40 @@ def test_one_iterator_in_two_threads(options: dict[str, Any]) -> None:
     assert read + [int(batch) for batch in reader] == list(range(6))
 
 
+class Piped:
+    """Each sample waits until there is a byte in a pipe."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index + len(os.read(self.end, 1))
+
+
 def test_two_iterators_over_the_same_workers() -> None:
-    loader = DataLoader(range(6), num_workers=1, seed=1, persistent_workers=True)
-    assert len(list(loader)) == 6
-    pool = loader._iterator
-    thread = threading.Thread(target=pool._poll.poll)  # as in another thread's `next()`
-    thread.start()
+    end, gate = os.pipe()
+    fork = {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": True}
+    loader: DataLoader[int] = DataLoader(Piped(end), seed=1, **fork)
+    numbers: list[int] = []
+    errors: list[str] = []
 
-    def refused() -> bool:
+    def read(reader: Any) -> None:
         try:
-            pool.poll()
-        except RuntimeError as error:
-            return "share them. Give each thread a loader of its own" in str(error)
-        return False
+            numbers.append(int(next(reader)))
+        except RuntimeError as error:  # whichever thread came second; the first waits until the gate opens
+            errors.append(str(error))
+            os.write(gate, bytes(100))
 
-    wait_until(refused)
-    os.kill(pool.processes[0].pid, signal.SIGKILL)  # which ends the other thread's wait
-    thread.join(LIMIT_S)
+    threads = [threading.Thread(target=read, args=(iter(loader),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert numbers == [int(loader.plan().batch(0, 0)[0]) + 1]
+    assert len(errors) == 1
+    assert "share them. Give each thread a loader of its own" in errors[0]
+    os.close(end)
+    os.close(gate)

@@ -380,9 +380,9 @@ def test_another_cluster_than_the_one_joined_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"num_cpus": -1}, ValueError, "num_cpus=-1 is not allowed: expected a number, 0 or more"),
+        ({"num_cpus": -1}, ValueError, "num_cpus=-1 is not allowed: expected a finite number, 0 or more"),
         ({"num_cpus": "2"}, TypeError, "num_cpus='2' is not allowed"),
-        ({"start_timeout_s": 0}, ValueError, "start_timeout_s=0 is not allowed: expected a number, more than 0"),
+        ({"start_timeout_s": 0}, ValueError, "start_timeout_s=0 is not allowed: expected a finite number, more than 0"),
         ({"idle_s": float("nan")}, ValueError, "idle_s=nan is not allowed"),
         ({"address": 8}, TypeError, "address=8 is not allowed"),
         ({"resources": [1]}, TypeError, "resources="),

@@ -201,10 +201,14 @@ def test_a_ray_node_that_cannot_import_headrace_is_an_error_at_once(tmp_path: Pa
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (partial(RAY.prestart, "4"), TypeError, "num_workers='4' is not allowed: expected an integer, 0 or more"),
+        (partial(RAY.prestart, "4"), TypeError, "num_workers='4' is not allowed: expected an integer >= 0"),
         (partial(RAY.prestart, True), TypeError, "num_workers=True is not allowed"),
         (partial(RAY.prestart, -1), ValueError, "num_workers=-1 is not allowed"),
-        (partial(RAY.prestart, 4, keep_s=-1), ValueError, "keep_s=-1 is not allowed: expected a number, 0 or more"),
+        (
+            partial(RAY.prestart, 4, keep_s=-1),
+            ValueError,
+            "keep_s=-1 is not allowed: expected a finite number, 0 or more",
+        ),
         (partial(RAY.prestart, 4, keep_s="60"), TypeError, "keep_s='60' is not allowed"),
     ],
     ids=["text", "flag", "negative", "negative_time", "text_time"],
