@@ -62,7 +62,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path(tmp_path, "hostile_factory.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "hostile_factory", raising=False)
+    monkeypatch.setitem(sys.modules, "hostile_factory", sys.modules[__name__])  # so that it is taken out afterwards
+    del sys.modules["hostile_factory"]
     monkeypatch.setenv("WORLD_SIZE", HOSTILE)
 
     def run_ranks(*_: object, **__: object) -> NoReturn:

@@ -80,7 +80,10 @@ def test_ends_that_are_exceptions(
     (tmp_path / "of_mine.py").write_text(module(place, end))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "of_mine", raising=False)
+    monkeypatch.setitem(
+        sys.modules, "of_mine", sys.modules[__name__]
+    )  # so that it is put back, or taken out, afterwards
+    del sys.modules["of_mine"]
     result = CliRunner().invoke(app, [command, target(command, place), *COMMANDS[command]])
     assert result.exit_code == 2, result.output
     assert ("SystemExit(0), which would end the process" if "exit" in end else "BaseException: 0") in result.output

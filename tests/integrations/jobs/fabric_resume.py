@@ -43,6 +43,7 @@ next(reader)
 accelerator.save_state(f"{sys.argv[1]}/accelerate")
 rest = rows(reader)
 following = rows(third)
+accelerator.wait_for_everyone()  # the first process alone writes the loader's state
 accelerator.load_state(f"{sys.argv[1]}/accelerate")
 outcomes["accelerate"] = len(rest) == 10 and rows(third) == rest
 outcomes["accelerate, the next epoch"] = rows(third) == following
