@@ -148,7 +148,6 @@ def stream_pass(loader: Any, executor: Executor) -> StreamPass:
     """Make the pass over an iterable dataset that the loader is about to read."""
     persistent = loader.persistent_workers and executor.prefetches
     kept = isinstance(loader._iterator, Reader) and not loader._iterator.broken
-    before = loader._schedule.latest if persistent and kept else None
     loader._pass = reading = StreamPass(
         loader._schedule,
         int(loader.num_workers) if executor.prefetches else 0,
@@ -156,7 +155,7 @@ def stream_pass(loader: Any, executor: Executor) -> StreamPass:
         length=partial(len, loader._index_sampler),
         batched=loader._auto_collation,
         persistent=persistent,
-        before=before,
+        before=loader._schedule.latest if persistent and kept else None,
         promised=vars(loader)["_IterableDataset_len_called"],  # where torch notes what len() has said
     )
     return reading

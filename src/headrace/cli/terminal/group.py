@@ -17,7 +17,7 @@ WRONG_USE = 2
 """The exit code for options, files and functions that a command cannot use."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Click's, which Typer has a copy of since 0.20 or so."""
+"""The base class of wrong options: Click's, or, in newer versions of Typer, its own copy of that."""
 
 
 class Commands(TyperGroup):
